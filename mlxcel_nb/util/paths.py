@@ -1,0 +1,25 @@
+"""Where things live on a user's disk. Pure look-ups; nothing is created here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """Folder for fetched models: `MLXCEL_NB_CACHE`, or the platform's user cache."""
+    if explicit := os.environ.get("MLXCEL_NB_CACHE"):
+        return Path(explicit).expanduser()
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "mlxcel_nb"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "mlxcel_nb"
+    return Path.home() / ".cache" / "mlxcel_nb"
+
+
+def runtime_dir() -> Path:
+    """Folder for what lives only as long as a cluster: private profiles, connection files, logs."""
+    if base := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(base) / "mlxcel_nb"
+    return cache_dir() / "run"
