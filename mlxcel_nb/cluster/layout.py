@@ -1,0 +1,163 @@
+"""How one model is laid over nodes: pipeline stages by tensor ranks. Pure.
+
+The mesh is stage-major: member `stage * tp + rank` holds tensor rank `rank` of pipeline stage `stage`. Member 0
+leads: it decides every step. Rank 0 of the last stage samples. With one stage both are the same node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlxcel_nb.errors import ConfigError
+
+LayerRange = tuple[int, int]
+"""First layer and one past the last."""
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The mesh of one model instance.
+
+    Args:
+        stages: one half-open layer range per pipeline stage, contiguous from layer 0.
+        tp: tensor ranks in every stage.
+    """
+
+    stages: tuple[LayerRange, ...]
+    tp: int = 1
+
+    @property
+    def pp(self) -> int:
+        return len(self.stages)
+
+    @property
+    def size(self) -> int:
+        """Nodes the layout needs."""
+        return self.pp * self.tp
+
+    @property
+    def n_layers(self) -> int:
+        return self.stages[-1][1]
+
+    @property
+    def name(self) -> str:
+        """Short name as the command line spells it: single, tp2, pp3, tp2xpp2."""
+        parts = [f"{kind}{n}" for kind, n in (("tp", self.tp), ("pp", self.pp)) if n > 1]
+        return "x".join(parts) or "single"
+
+    def stage_of(self, member: int) -> int:
+        return member // self.tp
+
+    def rank_of(self, member: int) -> int:
+        return member % self.tp
+
+    def member(self, stage: int, rank: int) -> int:
+        return stage * self.tp + rank
+
+    @property
+    def sampler(self) -> int:
+        """The member that holds the logits and samples."""
+        return self.member(self.pp - 1, 0)
+
+    def edges(self) -> list[tuple[int, int]]:
+        """Pairs of members that need a link, the dialling one first (the lower).
+
+        Tensor ranks of a stage exchange partial sums; a stage hands its output to the same rank of the next;
+        the leader sends step plans to everybody.
+        """
+        pairs: set[tuple[int, int]] = {(0, m) for m in range(1, self.size)}
+        for stage in range(self.pp):
+            ranks = [self.member(stage, r) for r in range(self.tp)]
+            pairs.update((a, b) for a in ranks for b in ranks if a < b)
+            if stage + 1 < self.pp:
+                pairs.update((m, m + self.tp) for m in ranks)
+        return sorted(pairs)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"stages": [list(s) for s in self.stages], "tp": self.tp}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Layout:
+        try:
+            stages = tuple((int(a), int(b)) for a, b in data["stages"])
+            layout = cls(stages, int(data["tp"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"not a layout: {data!r}") from error
+        _check_cover(layout.stages, layout.n_layers if stages else 0)
+        return layout
+
+
+def split_evenly(n_layers: int, pp: int) -> tuple[LayerRange, ...]:
+    """`n_layers` in `pp` contiguous ranges whose lengths differ by at most one, the longer ones first.
+
+    Raises:
+        ConfigError: more stages than layers.
+    """
+    if pp < 1:
+        raise ConfigError(f"{pp} pipeline stages", advice="Ask for at least one.")
+    if pp > n_layers:
+        raise ConfigError(
+            f"{pp} pipeline stages for a model of {n_layers} layers", advice=f"Use --pp 1 to {n_layers}."
+        )
+    base, extra = divmod(n_layers, pp)
+    ranges, start = [], 0
+    for stage in range(pp):
+        end = start + base + (stage < extra)
+        ranges.append((start, end))
+        start = end
+    return tuple(ranges)
+
+
+def parse_layers(text: str, n_layers: int) -> tuple[LayerRange, ...]:
+    """Manual ranges as users write them, both ends included: "0-3,4-29" is 4 and 26 layers.
+
+    Raises:
+        ConfigError: not a list of ranges, or ranges that leave a gap, overlap, or miss the last layer.
+    """
+    ranges = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if not match:
+            raise ConfigError(f"{part.strip()!r} is not a layer range", advice='Write them like "0-15,16-29".')
+        first = int(match[1])
+        last = int(match[2]) if match[2] else first
+        ranges.append((first, last + 1))
+    _check_cover(tuple(ranges), n_layers)
+    return tuple(ranges)
+
+
+def _check_cover(ranges: Sequence[LayerRange], n_layers: int) -> None:
+    expected = 0
+    for first, end in ranges:
+        if first != expected or end <= first:
+            raise ConfigError(
+                f"layer range {first}-{end - 1} does not go on from layer {expected}",
+                advice=f"Ranges are contiguous and cover layers 0 to {n_layers - 1}.",
+            )
+        expected = end
+    if expected != n_layers or not ranges:
+        raise ConfigError(
+            f"layer ranges end at layer {expected - 1}", advice=f"The model's last layer is {n_layers - 1}."
+        )
+
+
+def make_layout(n_layers: int, *, tp: int = 1, pp: int = 1, layers: str | None = None) -> Layout:
+    """The layout a user asked for.
+
+    Args:
+        n_layers: decoder layers of the model.
+        layers: manual ranges; their count is the number of stages, and must agree with `pp` when both are given.
+    """
+    if tp < 1:
+        raise ConfigError(f"{tp} tensor ranks", advice="Ask for at least one.")
+    if layers is None:
+        return Layout(split_evenly(n_layers, pp), tp)
+    stages = parse_layers(layers, n_layers)
+    if pp not in (1, len(stages)):
+        raise ConfigError(f"--layers names {len(stages)} stages but --pp is {pp}")
+    return Layout(stages, tp)

@@ -1,0 +1,64 @@
+"""A model's layout over nodes: ranges, mesh positions, and which members need a link."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxcel_nb.cluster.layout import Layout, make_layout, parse_layers, split_evenly
+from mlxcel_nb.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "pp", "lengths"),
+    [(30, 1, [30]), (30, 2, [15, 15]), (30, 4, [8, 8, 7, 7]), (5, 5, [1] * 5), (5, 3, [2, 2, 1])],
+)
+def test_even_split_covers_all_layers_in_order(n_layers: int, pp: int, lengths: list[int]) -> None:
+    ranges = split_evenly(n_layers, pp)
+    assert [b - a for a, b in ranges] == lengths
+    assert ranges[0][0] == 0 and ranges[-1][1] == n_layers
+    assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+
+
+def test_more_stages_than_layers_is_refused_with_the_limit() -> None:
+    with pytest.raises(ConfigError, match="1 to 5"):
+        split_evenly(5, 6)
+
+
+def test_manual_ranges_include_both_ends() -> None:
+    assert parse_layers("0-3, 4-29", 30) == ((0, 4), (4, 30))
+    assert parse_layers("0,1-4", 5) == ((0, 1), (1, 5))
+
+
+@pytest.mark.parametrize("text", ["0-3,5-29", "0-3,3-29", "0-28", "1-29", "0-30", "a-b", "", "5-3,4-29", "0-29,"])
+def test_manual_ranges_that_do_not_cover_the_model_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_layers(text, 30)
+
+
+def test_names_are_those_of_the_command_line() -> None:
+    assert make_layout(4).name == "single"
+    assert make_layout(4, tp=2).name == "tp2"
+    assert make_layout(4, pp=3).name == "pp3"
+    assert make_layout(4, tp=2, pp=2).name == "tp2xpp2"
+
+
+def test_manual_ranges_and_pp_must_agree() -> None:
+    assert make_layout(4, layers="0-1,2-3").pp == 2
+    with pytest.raises(ConfigError, match="2 stages"):
+        make_layout(4, pp=3, layers="0-1,2-3")
+
+
+def test_every_needed_pair_has_one_link_and_the_lower_member_dials() -> None:
+    assert make_layout(4).edges() == []
+    assert make_layout(4, tp=2).edges() == [(0, 1)]
+    assert make_layout(4, pp=3).edges() == [(0, 1), (0, 2), (1, 2)]
+    mesh = make_layout(4, tp=2, pp=2)
+    assert mesh.edges() == [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]
+    assert mesh.sampler == 2
+
+
+def test_a_layout_survives_the_wire() -> None:
+    layout = make_layout(30, tp=2, pp=3)
+    assert Layout.from_dict(layout.to_dict()) == layout
+    with pytest.raises(ConfigError):
+        Layout.from_dict({"stages": [[0, 2], [3, 4]], "tp": 1})
