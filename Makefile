@@ -11,7 +11,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint unit cluster-tests docs lab bench format clean
+.PHONY: help demo test lint unit cluster-tests docs lab bench format clean shim
 .DEFAULT_GOAL := help
 
 help:
@@ -53,6 +53,13 @@ bench: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The two prebuilt forwarders to OpenBLAS; only needed after a change of forward.c.
+shim:
+	cd mlxcel_nb/models/_blas && for arch in x86_64 aarch64; do \
+		$$arch-linux-gnu-gcc -O2 -shared -fPIC -nostdlib -fno-stack-protector -fno-asynchronous-unwind-tables \
+			-fvisibility=hidden -Wl,--build-id=none,-s,-z,norelro,-z,noseparate-code,--hash-style=gnu,-soname,mlxcel-forward \
+			-o forward-$$arch.so forward.c || exit 1; done
 
 clean:
 	rm -rf $(VENV) docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis test-artifacts

@@ -1,0 +1,72 @@
+/* Hands MLX's three BLAS calls to a faster library, chosen at run time.
+ *
+ * MLX's Linux CPU wheel imports cblas_sgemm, cblas_dgemm and cblas_cgemm and finds them in the reference BLAS beside
+ * it. Loaded with RTLD_GLOBAL before MLX, this object is found first. It links nothing, not even libc, so that one
+ * binary serves glibc and musl: Python looks the four functions up in the fast library and passes them to
+ * mlxcel_blas_bind, which must be called before the first product.
+ *
+ * A product with one row is a matrix by a vector: sgemv reads the matrix once, where sgemm packs it first.
+ *
+ * To rebuild both binaries, in the repository's root: `make shim` (Debian: gcc and gcc-aarch64-linux-gnu), which runs
+ *   $ARCH-linux-gnu-gcc -O2 -shared -fPIC -nostdlib -fno-stack-protector -fno-asynchronous-unwind-tables \
+ *       -fvisibility=hidden -Wl,--build-id=none,-s,-z,norelro,-z,noseparate-code,--hash-style=gnu,-soname,mlxcel-forward \
+ *       -o forward-$ARCH.so forward.c
+ * for x86_64 and aarch64. The result does not depend on the time or the folder.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+
+enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
+
+typedef void (*sgemm_t)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+typedef void (*dgemm_t)(int, int, int, int, int, int, double, const double *, int, const double *, int, double, double *, int);
+typedef void (*cgemm_t)(int, int, int, int, int, int, const void *, const void *, int, const void *, int, const void *, void *, int);
+typedef void (*sgemv_t)(int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+
+static sgemm_t sgemm;
+static dgemm_t dgemm;
+static cgemm_t cgemm;
+static sgemv_t sgemv;
+static unsigned long calls;
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* All four, or with a null sgemv every product goes to sgemm. */
+EXPORT void mlxcel_blas_bind(sgemm_t s, dgemm_t d, cgemm_t c, sgemv_t v) {
+    sgemm = s;
+    dgemm = d;
+    cgemm = c;
+    sgemv = v;
+}
+
+/* Products forwarded so far: how a test or `status` sees that MLX really comes this way. */
+EXPORT unsigned long mlxcel_blas_calls(void) { return __atomic_load_n(&calls, __ATOMIC_RELAXED); }
+
+static void count(void) { __atomic_store_n(&calls, __atomic_load_n(&calls, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED); }
+
+EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
+                        const float *b, int ldb, float beta, float *c, int ldc) {
+    count();
+    if (sgemv && order == ROW_MAJOR && m == 1 && k > 0 && (tb == NO_TRANS || tb == TRANS)) {
+        /* c[n] = alpha * op(b)' a + beta * c; the row of a is contiguous, or a column with stride lda. */
+        int step = ta == NO_TRANS ? 1 : lda;
+        if (tb == NO_TRANS)
+            sgemv(order, TRANS, k, n, alpha, b, ldb, a, step, beta, c, 1);
+        else
+            sgemv(order, NO_TRANS, n, k, alpha, b, ldb, a, step, beta, c, 1);
+        return;
+    }
+    sgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+EXPORT void cblas_dgemm(int order, int ta, int tb, int m, int n, int k, double alpha, const double *a, int lda,
+                        const double *b, int ldb, double beta, double *c, int ldc) {
+    count();
+    dgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+EXPORT void cblas_cgemm(int order, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int lda,
+                        const void *b, int ldb, const void *beta, void *c, int ldc) {
+    count();
+    cgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}

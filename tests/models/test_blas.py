@@ -1,0 +1,131 @@
+"""MLX's products really run in OpenBLAS, and a host that cannot have it is told why.
+
+Each case is a fresh interpreter: a process has one BLAS, chosen before MLX is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxcel_nb.models import blas
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has Accelerate")
+
+SOURCE = Path(blas.__file__).parent / "_blas" / "forward.c"
+MACHINE = platform.machine()
+
+PRODUCTS = """
+import numpy as np, mlx.core as mx
+rng = np.random.default_rng(0)
+worst = 0.0
+for m, n, k in [(1, 7, 5), (1, 300, 64), (5, 1, 9), (33, 65, 17), (1, 1, 1), (128, 128, 128)]:
+    for left, right in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+        a = rng.standard_normal((k, m) if left else (m, k), dtype=np.float32)
+        b = rng.standard_normal((n, k) if right else (k, n), dtype=np.float32)
+        x, y = mx.array(a), mx.array(b)
+        got = np.array((x.T if left else x) @ (y.T if right else y))
+        worst = max(worst, float(np.abs(got - (a.T if left else a) @ (b.T if right else b)).max()))
+        bias = mx.ones((m, n))
+        got = np.array(mx.addmm(bias, x.T if left else x, y.T if right else y, alpha=2.0, beta=3.0))
+        want = 3 + 2 * ((a.T if left else a) @ (b.T if right else b))
+        worst = max(worst, float(np.abs(got - want).max()))
+        z = mx.array(a.astype(np.complex64) * (1 + 2j))
+        got = np.array((z.T if left else z) @ mx.array(b.astype(np.complex64)).T if right else (z.T if left else z)
+                       @ mx.array(b.astype(np.complex64)))
+        want = (1 + 2j) * ((a.T if left else a) @ (b.T if right else b))
+        worst = max(worst, float(np.abs(got - want).max()) / 4)
+"""
+
+
+def fresh(code: str) -> Any:
+    """What `code` prints last, as JSON, in a new interpreter."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_products_of_every_form_go_through_openblas_and_agree_with_numpy() -> None:
+    seen = fresh(
+        "import json\nfrom mlxcel_nb.models import blas\nreport = blas.load_fast_blas(1)\nbefore = blas.products()\n"
+        + PRODUCTS
+        + "print(json.dumps({'report': report.to_dict(), 'before': before, 'after': blas.products(), 'worst': worst}))"
+    )
+    assert seen["report"]["name"].startswith("OpenBLAS")
+    assert seen["report"]["reason"] == ""
+    assert seen["before"] == 0
+    assert seen["after"] >= 48, "MLX did not call the forwarder"
+    assert seen["worst"] < 2e-4
+
+
+def test_the_thread_count_is_the_library_s_own() -> None:
+    seen = fresh(
+        "import json\nfrom mlxcel_nb.models import blas\nblas.load_fast_blas(2)\nlib, prefix = blas._openblas\n"
+        "get = lib[prefix + 'openblas_get_num_threads']\nfirst = get()\nsecond = blas.load_fast_blas(1)\n"
+        "print(json.dumps([first, get(), second.threads]))"
+    )
+    assert seen == [2, 1, 1]
+
+
+def test_loading_it_after_mlx_is_reported_and_does_not_fail() -> None:
+    seen = fresh(
+        "import json, mlx.core\nfrom mlxcel_nb.models import blas\nprint(json.dumps(blas.load_fast_blas(2).to_dict()))"
+    )
+    assert seen["name"] == "reference"
+    assert "imported before" in seen["reason"]
+
+
+def test_a_host_without_openblas_is_told_what_to_install() -> None:
+    seen = fresh(
+        "import json, sys\nfrom mlxcel_nb.models import blas\n"
+        "sys.modules['scipy_openblas32'] = None\nblas.importlib.util.find_spec = lambda name: None\n"
+        "blas.SYSTEM_LIBRARIES = ()\nblas.ctypes.util.find_library = lambda name: None\n"
+        "report = blas.load_fast_blas(2)\nimport mlx.core as mx\n"
+        "print(json.dumps([report.to_dict(), (mx.ones((2, 2)) @ mx.ones((2, 2))).sum().item()]))"
+    )
+    assert seen[0]["name"] == "reference"
+    assert "scipy-openblas32" in seen[0]["reason"]
+    assert seen[1] == 8.0
+
+
+def test_loading_the_blas_does_not_import_mlx() -> None:
+    assert fresh(
+        "import sys\nfrom mlxcel_nb.models import blas\nblas.load_fast_blas(1)\n"
+        "print('true' if 'mlx.core' not in sys.modules and 'numpy' not in sys.modules else 'false')"
+    )
+
+
+def test_a_forwarder_is_shipped_for_both_machines_and_needs_no_other_library() -> None:
+    for machine, elf_machine in (("x86_64", 62), ("aarch64", 183)):
+        data = (SOURCE.parent / f"forward-{machine}.so").read_bytes()
+        assert data[:4] == b"\x7fELF"
+        assert int.from_bytes(data[18:20], "little") == elf_machine
+        assert len(data) < 8192
+        assert b"libc" not in data
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler on this machine")
+def test_the_shipped_forwarder_behaves_as_its_source(tmp_path: Path) -> None:
+    built = tmp_path / f"forward-{MACHINE}.so"
+    flags = ["-O2", "-shared", "-fPIC", "-nostdlib", "-fno-stack-protector", "-fvisibility=hidden"]
+    subprocess.run(["cc", *flags, "-o", built, SOURCE], check=True, timeout=30)
+    seen = fresh(
+        "import json\nfrom pathlib import Path\nfrom mlxcel_nb.models import blas\n"
+        f"blas._FORWARDERS = Path({str(tmp_path)!r})\nreport = blas.load_fast_blas(1)\n"
+        + PRODUCTS
+        + "print(json.dumps([report.name, blas.products(), worst]))"
+    )
+    assert seen[0].startswith("OpenBLAS")
+    shipped = fresh(
+        "import json\nfrom mlxcel_nb.models import blas\nreport = blas.load_fast_blas(1)\n"
+        + PRODUCTS
+        + "print(json.dumps([report.name, blas.products(), worst]))"
+    )
+    assert seen == shipped
