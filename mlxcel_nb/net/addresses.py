@@ -1,0 +1,26 @@
+"""Host addresses as the listener and the dialler compare them. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from mlxcel_nb.cluster.address import canonical_ip
+
+
+def normal_ip(host: str) -> str:
+    """`host` in the one spelling it is compared in; a name stays as it is, so it never equals an address."""
+    return canonical_ip(host) if is_numeric(host) else host
+
+
+def is_loopback(ip: str) -> bool:
+    """Whether `ip`, as `normal_ip` spells it, is of this host alone."""
+    return is_numeric(ip) and ipaddress.ip_address(ip).is_loopback
+
+
+def is_numeric(host: str) -> bool:
+    """Whether `host` is an address already, with or without a zone, and needs no look-up."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
