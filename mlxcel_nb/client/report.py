@@ -1,0 +1,146 @@
+"""What the client tells a user: plain, frozen data. Pure; the notebook gives it looks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of an answer: text that is final, and the ids that were sampled for it."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """Seconds and tokens a second of one request; None where there is nothing to measure."""
+
+    ttft_s: float | None = None
+    tokens_per_s: float | None = None
+    prefill_tokens_per_s: float | None = None
+    queue_s: float | None = None
+    total_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One finished answer.
+
+    Args:
+        token_ids: every id sampled, also those of text cut off by a stop string; without the end-of-text id.
+        finish_reason: "stop", "length", "cancelled" or "error".
+        stop_reason: the stop string that was met, if one was.
+        layout: how the model was split, e.g. "pp2".
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    timings: Timings = field(default_factory=Timings)
+    layout: str = ""
+    stop_reason: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `mlxcel-nb generate --json` prints."""
+        return {
+            "text": self.text,
+            "tokens": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "prompt_tokens": self.prompt_tokens,
+            "generation_tokens": self.generation_tokens,
+            "ttft_s": self.timings.ttft_s,
+            "tokens_per_s": self.timings.tokens_per_s,
+            "timings": asdict(self.timings),
+            "layout": self.layout,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadProgress:
+    """How far one node is."""
+
+    node_id: str
+    what: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartReport:
+    """What one node holds. `layers` is half-open; bytes are of weights."""
+
+    node_id: str
+    stage: int
+    rank: int
+    layers: tuple[int, int]
+    planned_bytes: int
+    resident_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """A loaded model: who holds what."""
+
+    model: str
+    path: str
+    layout: str
+    dtype: str
+    parts: tuple[PartReport, ...]
+    load_s: float
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkReport:
+    """One connection of the data plane, as its dialling end sees it."""
+
+    source: str
+    target: str
+    cipher: str
+    transport: str
+    rtt_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """One node as the router sees it. `state` is "alive", "suspect" or "dead"."""
+
+    node_id: str
+    state: str
+    reason: str = ""
+    address: str = ""
+    host: str = ""
+    pid: int = 0
+    platform: str = ""
+    activity: str = ""
+    threads: int = 0
+    blas: str = ""
+    memory_bytes: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    stage: int | None = None
+    rank: int | None = None
+    layers: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterStatus:
+    """Everything `%mlxcel status` shows.
+
+    Args:
+        warnings: e.g. libraries that differ between nodes.
+    """
+
+    name: str
+    router_id: str
+    state: str
+    nodes: tuple[NodeReport, ...]
+    links: tuple[LinkReport, ...]
+    model: LoadReport | None
+    last: Completion | None = None
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,79 @@
+"""One request on one member: its KV cache, and the steps it runs. Lives and dies on the MLX thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlxcel_nb.cluster.layout import Layout
+from mlxcel_nb.models.params import SamplingParams
+from mlxcel_nb.models.part import LoadedPart
+from mlxcel_nb.models.sampling import Sampled, Sampler
+from mlxcel_nb.runtime.fabric import Fabric
+from mlxcel_nb.runtime.protocol import LoadOrder, Step
+
+
+@dataclass
+class Instance:
+    """A member's part of a loaded model, and its links to the other members."""
+
+    order: LoadOrder
+    me: int
+    part: LoadedPart
+    fabric: Fabric
+
+    @property
+    def layout(self) -> Layout:
+        return self.order.layout
+
+
+class Execution:
+    """One epoch on this member.
+
+    Args:
+        context: the prompt's last tokens, for the repetition penalty; only the sampler uses them.
+        check: raises when the epoch has been aborted; called after each layer of a prefill chunk.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        epoch: int,
+        params: SamplingParams,
+        context: list[int],
+        check: Callable[[], None],
+    ) -> None:
+        layout, me = instance.layout, instance.me
+        self.epoch = epoch
+        self.layers_done = 0
+        self._part = instance.part
+        self._fabric = instance.fabric
+        self._check = check
+        self._cache: list[Any] = instance.part.make_cache()
+        self._first = layout.stage_of(me) == 0
+        self._last = layout.stage_of(me) == layout.pp - 1
+        self._sampler = Sampler(params, context) if me == layout.sampler else None
+
+    def _after_layer(self, _layer: int) -> None:
+        self.layers_done += 1
+        self._check()
+
+    def run(self, step: Step) -> Sampled | None:
+        """Run one chunk; the token when this member samples and the step asks for one."""
+        self._check()
+        self._fabric.begin_step(step.epoch, step.step)
+        if self._first:
+            x = mx.array([step.tokens], dtype=mx.int32)
+        else:
+            x = self._fabric.recv_hidden(step.count)
+        y = self._part.forward(x, self._cache, on_layer=self._after_layer if step.prefill else None)
+        if not self._last:
+            self._fabric.send_hidden(y)
+            return None
+        if self._sampler is None or not step.sample:
+            mx.eval(y)
+            return None
+        return self._sampler.sample(y.reshape(-1))

@@ -1,0 +1,130 @@
+"""A member's hot links, by what they are for: partial sums, activations, step plans, tokens.
+
+Owned by the MLX thread: every call here blocks that thread, always with a deadline, and a set `Interrupt`
+breaks any of them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxcel_nb.cluster.layout import Layout
+from mlxcel_nb.errors import WireError
+from mlxcel_nb.net.group import Group, Tag, recv_from, send_to
+from mlxcel_nb.net.hot import HotLink, Interrupt
+
+_WIRE_NAMES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
+_MLX_TYPES = {name: dtype for dtype, name in _WIRE_NAMES.items()}
+
+
+def as_buffer(x: mx.array) -> np.ndarray:
+    """`x`'s own memory, evaluated, without a copy where it is contiguous. bfloat16 shows as uint16: it has no buffer format."""
+    x = mx.contiguous(x)
+    if x.dtype == mx.bfloat16:
+        x = x.view(mx.uint16)
+    mx.eval(x)
+    return np.asarray(x)
+
+
+def from_buffer(data: memoryview, dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:
+    """The array whose bytes are `data` (copied)."""
+    if dtype == mx.bfloat16:
+        return mx.array(np.frombuffer(data, np.uint16).reshape(shape)).view(mx.bfloat16)
+    kind = np.float32 if dtype == mx.float32 else np.float16
+    return mx.array(np.frombuffer(data, kind).reshape(shape))
+
+
+class Fabric:
+    """What one member of a layout uses to talk to the others.
+
+    Args:
+        links: member index -> hot link, for every edge this member is an end of.
+        step_s: how long any single wait may last.
+    """
+
+    def __init__(
+        self, layout: Layout, me: int, links: dict[int, HotLink], interrupt: Interrupt, step_s: float
+    ) -> None:
+        stage, rank = layout.stage_of(me), layout.rank_of(me)
+        self.links = links
+        self.step_s = step_s
+        self._interrupt = interrupt
+        self._epoch, self._step, self._seq = 0, 0, 0
+        peers = {layout.rank_of(m): link for m, link in links.items() if layout.stage_of(m) == stage}
+        self._group = Group(rank, peers, interrupt) if layout.tp > 1 else None
+        self._previous = links[me - layout.tp] if stage > 0 else None
+        self._next = links[me + layout.tp] if stage + 1 < layout.pp else None
+        self.leader = links.get(0)
+        self.followers = links if me == 0 else {}
+        self._sampler = links.get(layout.sampler)
+
+    def begin_step(self, epoch: int, step: int) -> None:
+        """Name what follows, so that whatever an aborted epoch left in the sockets is told apart."""
+        self._epoch, self._step, self._seq = epoch, step, 0
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.step_s
+
+    def _tag(self) -> Tag:
+        self._seq += 1
+        return Tag(self._epoch, self._step, self._seq)
+
+    def all_reduce(self, x: mx.array) -> mx.array:
+        """Sum of `x` over the tensor ranks of this stage, in rank order: the same bits on every rank."""
+        if self._group is None:
+            return x
+        own = as_buffer(x)
+        parts = self._group.all_gather(self._tag(), memoryview(own).cast("B"), deadline=self._deadline())
+        if x.dtype == mx.float32:
+            total = np.frombuffer(parts[0], np.float32) + np.frombuffer(parts[1], np.float32)
+            for part in parts[2:]:
+                total += np.frombuffer(part, np.float32)
+            return mx.array(total.reshape(x.shape))
+        arrays = [from_buffer(part, x.dtype, x.shape) for part in parts]
+        return sum(arrays[1:], start=arrays[0])
+
+    def send_hidden(self, x: mx.array) -> None:
+        """Hand `x`, (1, L, D), to the same rank of the next stage."""
+        assert self._next is not None
+        buffer = memoryview(as_buffer(x)).cast("B")
+        send_to(
+            self._next, self._tag(), _WIRE_NAMES[x.dtype], x.shape, buffer,
+            deadline=self._deadline(), interrupt=self._interrupt,
+        )  # fmt: skip
+
+    def recv_hidden(self, count: int) -> mx.array:
+        """The previous stage's output, (1, `count`, D)."""
+        assert self._previous is not None
+        dtype, shape, data = recv_from(
+            self._previous, self._tag(), deadline=self._deadline(), interrupt=self._interrupt
+        )
+        if dtype not in _MLX_TYPES or len(shape) != 3 or shape[:2] != (1, count):
+            raise WireError(f"activations of {dtype} {shape} where (1, {count}, D) was due")
+        return from_buffer(data, _MLX_TYPES[dtype], tuple(shape))
+
+    def tell(self, link: HotLink, message: dict[str, Any]) -> None:
+        """One control message on a hot link."""
+        link.send_control(message, deadline=self._deadline(), interrupt=self._interrupt)
+
+    def tell_leader(self, message: dict[str, Any]) -> None:
+        assert self.leader is not None
+        self.tell(self.leader, message)
+
+    def recv_token(self, epoch: int, step: int) -> dict[str, Any]:
+        """The sampler's token of this step; what older epochs left is dropped."""
+        assert self._sampler is not None
+        deadline = self._deadline()
+        while True:
+            message = self._sampler.recv_control(
+                deadline=deadline, interrupt=self._interrupt, what=f"the token of step {step}"
+            )
+            if message.get("type") == "token" and message.get("epoch") == epoch and message.get("step") == step:
+                return message
+
+    def close(self) -> None:
+        for link in self.links.values():
+            link.close()

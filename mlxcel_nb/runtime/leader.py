@@ -1,0 +1,252 @@
+"""The leader's side of a request: it tokenises, decides every step, and ends the stream exactly once.
+
+Runs on the MLX thread of member 0. What it tells the router goes through the worker's outbox.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mlxcel_nb import errors
+from mlxcel_nb.errors import Cancelled, MlxcelError, PeerLost, RequestError
+from mlxcel_nb.models.info import model_info
+from mlxcel_nb.models.sampling import Sampled
+from mlxcel_nb.models.text import Detokenizer, StopStrings
+from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
+from mlxcel_nb.runtime.execution import Execution, Instance
+from mlxcel_nb.runtime.protocol import GenerateOrder, Step
+from mlxcel_nb.util.log import get_logger
+
+if TYPE_CHECKING:
+    from mlxcel_nb.runtime.worker import Generate, Worker
+
+log = get_logger("runtime.leader")
+
+PREFILL_CHUNK = 256
+"""Tokens a prefill step takes: large enough for the BLAS, small enough to hand to the next stage early."""
+
+
+@dataclass
+class Answer:
+    """One stream to the router: deltas are numbered, the end is sent once."""
+
+    id: str
+    worker: Worker
+    detokenizer: Detokenizer
+    stops: StopStrings
+    seq: int = 0
+    tokens: int = 0
+    stop_reason: str | None = None
+    _held: list[int] = field(default_factory=list)
+
+    def add(self, token: int) -> bool:
+        """Take a sampled token; send its text unless it is held back. True when a stop string was met."""
+        self.tokens += 1
+        self._held.append(token)
+        text, matched = self.stops.feed(self.detokenizer.add(token))
+        if text:
+            self._send({"type": "delta", "text": text, "tokens": self._take()})
+        if matched is not None:
+            self.stop_reason = matched
+        return matched is not None
+
+    def end(self, finish_reason: str, *, error: MlxcelError | None = None, **facts: Any) -> None:
+        """Flush what was held back and close the stream."""
+        text = ""
+        if self.stop_reason is None:
+            text, matched = self.stops.feed(self.detokenizer.flush())
+            if matched is None:
+                text += self.stops.flush()
+            else:
+                self.stop_reason, finish_reason = matched, "stop"
+        self._send({
+            "type": "end", "text": text, "tokens": self._take(), "finish_reason": finish_reason,
+            "stop_reason": self.stop_reason, "error": error.to_dict() if error else None, **facts,
+        })  # fmt: skip
+
+    def _take(self) -> list[int]:
+        held, self._held = self._held, []
+        return held
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self.worker.outbox.stream({**message, "id": self.id, "seq": self.seq})
+        self.seq += 1
+
+
+@dataclass
+class Clock:
+    """Moments of one request, by the monotonic clock, in seconds."""
+
+    received: float
+    started: float = field(default_factory=time.monotonic)
+    first_token: float | None = None
+
+    def timings(self, prompt_tokens: int, made: int) -> dict[str, float | None]:
+        now = time.monotonic()
+        first = self.first_token
+        decode_s = now - first if first is not None else 0.0
+        prefill_s = (first or now) - self.started
+        return {
+            "queue_s": self.started - self.received,
+            "ttft_s": first - self.received if first is not None else None,
+            "prefill_tokens_per_s": prompt_tokens / prefill_s if first is not None and prefill_s > 0 else None,
+            "tokens_per_s": (made - 1) / decode_s if made > 1 and decode_s > 0 else None,
+            "total_s": now - self.received,
+        }
+
+
+class Leader:
+    """Runs requests on a loaded instance, one at a time."""
+
+    def __init__(self, worker: Worker, instance: Instance) -> None:
+        self._worker = worker
+        self._instance = instance
+        self._tokenizer: Tokenizer = load_tokenizer(instance.order.model)
+        self._context = model_info(instance.order.model).context
+        self._last_epoch = 0
+        self._execution: Execution | None = None
+        self.current: Generate | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or the last one."""
+        return self._last_epoch
+
+    def generate(self, command: Generate) -> None:
+        """Run one request to its end. Whatever happens, exactly one end frame goes out."""
+        order = command.order
+        self._last_epoch += 1
+        answer = Answer(order.id, self._worker, Detokenizer(self._tokenizer), StopStrings(order.params.stop))
+        clock = Clock(command.received_s)
+        prompt: list[int] = []
+        self._worker.enter(self._last_epoch)
+        self.current = command
+        error: MlxcelError | None = None
+        try:
+            if command.cancelled:
+                raise Cancelled("stopped before it began", node=self._worker.node_id)
+            if self._worker.broken is not None:
+                raise self._worker.broken
+            prompt = self._prompt_ids(order)
+            reason = self._run(order, prompt, answer, clock)
+        except Cancelled:
+            reason = "cancelled"
+        except Exception as caught:
+            if not isinstance(caught, MlxcelError):
+                log.info("epoch %d failed", self._last_epoch, exc_info=True)
+            error = errors.wrap(caught, self._worker.node_id)
+            reason = "cancelled" if command.cancelled else "error"
+            if isinstance(error, PeerLost):
+                self._worker.fail(error)
+        finally:
+            command.ended = True
+            self.current = None
+            self._worker.leave()
+        self._execution = None
+        if reason in ("cancelled", "error"):
+            self._abort(error or Cancelled("the request was stopped"))
+        else:
+            self._tell_followers({"type": "end", "epoch": self._last_epoch})
+        answer.end(
+            reason,
+            error=error if reason == "error" else None,
+            usage={"prompt_tokens": len(prompt), "generation_tokens": answer.tokens},
+            timings=clock.timings(len(prompt), answer.tokens),
+            layout=self._instance.layout.name,
+        )
+
+    def _prompt_ids(self, order: GenerateOrder) -> list[int]:
+        """The prompt's ids, checked before any rank is told of the request."""
+        if order.messages is not None:
+            ids = self._tokenizer.chat_prompt(order.messages)
+        elif order.prompt is not None:
+            ids = self._tokenizer.encode(order.prompt)
+        else:
+            assert order.token_ids is not None
+            ids = order.token_ids
+            vocabulary = self._tokenizer.vocab_size
+            if bad := next((i for i in ids if i >= vocabulary), None):
+                raise RequestError(f"token id {bad} is outside the vocabulary of {vocabulary}")
+        if not ids:
+            raise RequestError("the prompt is empty", advice="Give it at least one token.")
+        if self._context and len(ids) > self._context:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, the model's context is {self._context}", advice="Shorten it."
+            )
+        return ids
+
+    def _run(self, order: GenerateOrder, prompt: list[int], answer: Answer, clock: Clock) -> str:
+        """Prefill, then decode; the finish reason."""
+        params = order.params
+        room = self._context - len(prompt) + 1 if self._context else params.max_tokens
+        limit = min(params.max_tokens, room)
+        if limit == 0:
+            return "length"
+        sampled = self._prefill(order, prompt)
+        clock.first_token = time.monotonic()
+        step = -(-len(prompt) // PREFILL_CHUNK)
+        while True:
+            if sampled.token in self._tokenizer.eos_ids and not params.ignore_eos:
+                answer.tokens += 1
+                return "stop"
+            if answer.add(sampled.token):
+                return "stop"
+            if answer.tokens >= limit:
+                return "length"
+            sampled = self._step(
+                Step(
+                    epoch=self._last_epoch, step=step, count=1, sample=True, prefill=False, tokens=(sampled.token,)
+                )
+            )
+            step += 1
+
+    def _prefill(self, order: GenerateOrder, prompt: list[int]) -> Sampled:
+        epoch, params = self._last_epoch, order.params
+        context = prompt[-params.repetition_context :] if params.repetition_context else []
+        begin = {"type": "begin", "epoch": epoch, "params": params.to_dict(), "context": context}
+        for link in self._instance.fabric.followers.values():
+            self._instance.fabric.tell(link, begin)
+        self._execution = Execution(self._instance, epoch, params, context, self._worker.check)
+        sampled = None
+        for number, start in enumerate(range(0, len(prompt), PREFILL_CHUNK)):
+            chunk = prompt[start : start + PREFILL_CHUNK]
+            last = start + len(chunk) == len(prompt)
+            self._worker.activity = f"prefill {start + len(chunk)}/{len(prompt)}"
+            sampled = self._step(
+                Step(epoch=epoch, step=number, count=len(chunk), sample=last, prefill=True, tokens=tuple(chunk))
+            )
+        assert sampled is not None
+        self._worker.activity = "decode"
+        return sampled
+
+    def _step(self, step: Step) -> Any:
+        """Tell everybody, run our part, and get the token if there is one to get."""
+        instance, fabric = self._instance, self._instance.fabric
+        layout = instance.layout
+        for member, link in fabric.followers.items():
+            fabric.tell(link, step.to_dict(with_tokens=layout.stage_of(member) == 0))
+        assert self._execution is not None
+        sampled = self._execution.run(step)
+        self._worker.progress += 1
+        if layout.sampler == 0 or not step.sample:
+            return sampled
+        message = fabric.recv_token(step.epoch, step.step)
+        return Sampled(int(message["token"]), float(message["logprob"]))
+
+    def _abort(self, error: MlxcelError) -> None:
+        """Make every follower leave the epoch, by both ways: the control link breaks a blocked wait, the hot link keeps order."""
+        message = {"type": "abort", "epoch": self._last_epoch, "step": -1, "error": error.to_dict()}
+        self._worker.outbox.to_members(message)
+        self._tell_followers(message)
+
+    def _tell_followers(self, message: dict[str, Any]) -> None:
+        """The last word on an epoch. The answer is already made, so a follower lost now only ends the next request."""
+        for link in self._instance.fabric.followers.values():
+            try:
+                self._instance.fabric.tell(link, message)
+            except MlxcelError as lost:
+                log.info("not told of the end: %s", lost)
+                if isinstance(lost, PeerLost):
+                    self._worker.fail(lost)

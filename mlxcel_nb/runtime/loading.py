@@ -1,0 +1,71 @@
+"""Bringing a member's part of a model into memory, on the MLX thread."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from mlxcel_nb.models.loading import LoadProgress, Part, load_part
+from mlxcel_nb.net.hot import HotLink
+from mlxcel_nb.runtime.execution import Instance
+from mlxcel_nb.runtime.fabric import Fabric
+from mlxcel_nb.runtime.protocol import LoadOrder
+
+if TYPE_CHECKING:
+    from mlxcel_nb.runtime.worker import Worker
+
+PROGRESS_EVERY_S = 0.1
+
+
+def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -> Instance:
+    """The instance of member `me`; progress goes to the router ten times a second at most."""
+    layout = order.layout
+    stage = layout.stage_of(me)
+    fabric = Fabric(layout, me, links, worker.interrupt, order.step_s)
+    last_told = 0.0
+
+    def progress(done: LoadProgress) -> None:
+        nonlocal last_told
+        worker.activity = f"loading {done.what}"
+        worker.progress += 1
+        now = time.monotonic()
+        if now - last_told >= PROGRESS_EVERY_S or done.done_bytes >= done.total_bytes:
+            last_told = now
+            worker.outbox.to_router({
+                "type": "progress", "id": order.id, "node": worker.node_id, "what": done.what,
+                "done_bytes": done.done_bytes, "total_bytes": done.total_bytes,
+            })  # fmt: skip
+
+    part = load_part(
+        Path(order.model),
+        Part(
+            layers=layout.stages[stage],
+            n_layers=layout.n_layers,
+            stage=stage,
+            n_stages=layout.pp,
+            tp_rank=layout.rank_of(me),
+            tp_size=layout.tp,
+        ),
+        dtype=order.dtype,
+        all_reduce=fabric.all_reduce if layout.tp > 1 else None,
+        progress=progress,
+        check=worker.check,
+    )
+    return Instance(order, me, part, fabric)
+
+
+def release_memory() -> None:
+    """Give what a dropped model held back to the system, not only to the allocators."""
+    gc.collect()
+    mx.clear_cache()
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).malloc_trim(0)
+        except AttributeError:  # musl has no malloc_trim
+            pass

@@ -1,0 +1,375 @@
+"""A node: one listener, one loop for everything slow, one MLX thread.
+
+`Node` may be used from any thread. What arrives on control links is handled on the loop and handed to the MLX
+thread as commands. Trust: every peer has proved the cluster secret; loads and requests are taken only from a
+`router`, aborts only from the instance's leader, failures only from its members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlxcel_nb import errors
+from mlxcel_nb.cluster.address import Address, parse_address
+from mlxcel_nb.cluster.names import new_incarnation
+from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.errors import Busy, Cancelled, ClusterError, MlxcelError, PeerLost, WireError
+from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.hot import HotLink
+from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, field
+from mlxcel_nb.runtime.rendezvous import Rendezvous
+from mlxcel_nb.runtime.worker import Generate, Load, Outbox, Stop, Unload, Worker
+from mlxcel_nb.util import times
+from mlxcel_nb.util.log import get_logger
+from mlxcel_nb.util.loop import LoopThread
+from mlxcel_nb.wire.handshake import Identity
+
+log = get_logger("runtime.node")
+
+LINKS_S = 20.0
+"""For the members of an instance to find each other."""
+
+MAX_WAITING = 64
+"""Requests that may wait for the one under way; one more is told the model is busy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """Who a node is and where it listens.
+
+    Args:
+        port: 0 lets the system choose; the address published is what was bound.
+        orphan_guard: end the process when no router has been connected for `times.ORPHAN_S`.
+        threads: cores for MLX on this node.
+        blas: what `load_fast_blas` reported, for status.
+    """
+
+    cluster: str
+    node_id: str
+    role: str = "hybrid"
+    bind: str = "127.0.0.1"
+    port: int = 0
+    port_range: tuple[int, int] | None = None
+    orphan_guard: bool = True
+    threads: int = 1
+    blas: str = ""
+
+
+class Node:
+    """The runtime of one node, from `start` to `stop`."""
+
+    def __init__(self, config: NodeConfig, secret: Secret) -> None:
+        self.config = config
+        self._secret = secret
+        self._incarnation = new_incarnation()
+        self._io = LoopThread(f"node-io-{config.node_id}")
+        self._worker = Worker(
+            config.node_id,
+            Outbox(
+                to_router=self._hop(self._tell_routers),
+                stream=self._hop(self._stream),
+                to_leader=self._hop(self._tell_leader),
+                to_members=self._hop(self._tell_members),
+            ),
+            threads=config.threads,
+        )
+        self._listener: Listener | None = None
+        self._address: Address | None = None
+        self._routers: set[ControlLink] = set()
+        self._witnesses: dict[str, ControlLink] = {}
+        self._rendezvous = Rendezvous()
+        self._order: LoadOrder | None = None
+        self._requests: dict[str, tuple[Generate, ControlLink]] = {}
+        self._router_seen = time.monotonic()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.stopped = threading.Event()
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def start(self) -> Address:
+        """Bind the listener and start the MLX thread; the address peers dial."""
+        self._address = self._io.call(self._start(), timeout=times.HANDSHAKE_S, what="the data plane's listener")
+        self._worker.start()
+        return self._address
+
+    async def _start(self) -> Address:
+        config = self.config
+        self._listener = Listener(self._identity(), [self._secret.reveal()], on_link=self._on_link)
+        address = await self._listener.start(config.bind, config.port, config.port_range)
+        if config.orphan_guard:
+            self._spawn(self._guard())
+        return address
+
+    def stop(self) -> None:
+        """Drop the model, close every link, end both threads."""
+        if self.stopped.is_set():
+            return
+        self._worker.fail(ClusterError("the node is stopping", node=self.config.node_id))
+        self._worker.post(Stop())
+        try:
+            self._io.call(self._stop(), timeout=times.HANDSHAKE_S, what="the node's links to close")
+        finally:
+            self._io.close()
+            self.stopped.set()
+
+    async def _stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        self._rendezvous.close()
+        for link in [*self._routers, *self._witnesses.values()]:
+            link.close("node stops")
+        if self._listener is not None:
+            await self._listener.close()
+
+    async def _guard(self) -> None:
+        """An engine whose notebook is gone must not live on."""
+        while time.monotonic() - self._router_seen < times.ORPHAN_S:
+            await asyncio.sleep(times.PING_S)
+            if self._routers:
+                self._router_seen = time.monotonic()
+        log.warning("no router for %g s: this node ends", times.ORPHAN_S)
+        os._exit(0)
+
+    def _identity(self) -> Identity:
+        config = self.config
+        return Identity(
+            cluster=config.cluster,
+            node_id=config.node_id,
+            role=config.role,
+            data_addr=str(self._address) if self._address else "",
+            incarnation=self._incarnation,
+        )
+
+    def _spawn(self, coro: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coro)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _hop(self, function: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        """`function`, called on the loop whichever thread asks."""
+        return lambda message: self._io.soon(function, message)
+
+    # -- speaking, on the loop --------------------------------------------------------------------
+
+    def _tell_routers(self, message: dict[str, Any]) -> None:
+        for link in list(self._routers):
+            link.send(message)
+
+    def _stream(self, message: dict[str, Any]) -> None:
+        request = self._requests.get(message["id"])
+        if request is None:
+            return
+        if message["type"] == "end":
+            del self._requests[message["id"]]
+        request[1].send_stream(message)
+
+    def _tell_leader(self, message: dict[str, Any]) -> None:
+        if self._order is not None:
+            self._tell_member(self._order.members[0].node_id, message)
+
+    def _tell_members(self, message: dict[str, Any]) -> None:
+        if self._order is not None:
+            for member in self._order.members:
+                self._tell_member(member.node_id, message)
+
+    def _tell_member(self, node_id: str, message: dict[str, Any]) -> None:
+        if link := self._witnesses.get(node_id):
+            link.send(message)
+
+    # -- links, on the loop -----------------------------------------------------------------------
+
+    def _on_link(self, link: Link) -> None:
+        hello = link.peer.hello
+        kind, instance = hello.get("link", "control"), hello.get("instance", "")
+        if kind in ("hot", "witness"):
+            self._rendezvous.arrived((str(instance), link.peer.node_id, str(kind)), link)
+            return
+        control = self._control(link)
+        if link.peer.role == "router":
+            self._routers.add(control)
+
+    def _control(self, link: Link) -> ControlLink:
+        return ControlLink(link, on_message=self._on_message, on_stream=self._on_stream, on_state=self._on_state)
+
+    def _on_stream(self, link: ControlLink, message: dict[str, Any]) -> None:
+        """Nobody streams to a node of this kind."""
+
+    def _on_state(self, link: ControlLink, state: str, reason: str) -> None:
+        if state not in ("dead", "closed"):
+            return
+        node_id = link.peer.node_id
+        if link in self._routers:
+            self._routers.discard(link)
+            self._router_seen = time.monotonic()
+            for request, owner in list(self._requests.values()):
+                if owner is link:
+                    self._cancel(request, "its router is gone")
+        if self._witnesses.get(node_id) is link:
+            del self._witnesses[node_id]
+            self._worker.fail(PeerLost(reason, node=node_id))
+
+    def _on_message(self, link: ControlLink, message: dict[str, Any]) -> None:
+        try:
+            self._dispatch(link, message)
+        except MlxcelError as error:
+            self._refuse(link, message, error)
+
+    def _refuse(self, link: ControlLink, message: dict[str, Any], error: MlxcelError) -> None:
+        reply = {"id": message.get("id"), "error": error.at(self.config.node_id).to_dict()}
+        if message.get("type") == "generate":
+            link.send_stream({"type": "end", "seq": 0, "text": "", "tokens": [], "finish_reason": "error", **reply})
+        else:
+            link.send({"type": "error", **reply})
+
+    def _dispatch(self, link: ControlLink, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        from_router = link in self._routers
+        order = self._order
+        if from_router and kind == "load":
+            self._load(link, LoadOrder.from_dict(message))
+        elif from_router and kind == "unload":
+            self._unload(link, field(message, "id", str))
+        elif from_router and kind == "generate":
+            self._generate(link, GenerateOrder.from_dict(message))
+        elif from_router and kind == "cancel":
+            if request := self._requests.get(field(message, "id", str)):
+                self._cancel(request[0], "stopped by the user")
+        elif kind == "status":
+            link.send({"type": "reply", "id": field(message, "id", str), "status": self.status()})
+        elif order and kind == "abort" and link.peer.node_id == order.members[0].node_id:
+            self._worker.abort(field(message, "epoch", int), errors.PeerAborted(
+                str(message["error"].get("cause", "aborted")), node=message["error"].get("node")))  # fmt: skip
+        elif order and kind == "failed" and link.peer.node_id in {m.node_id for m in order.members}:
+            self._worker.abort(field(message, "epoch", int), errors.from_dict(field(message, "error", dict)))
+        elif kind == "hello":
+            pass
+        else:
+            raise WireError(f"{link.peer.node_id} ({link.peer.role}) may not send {kind!r} here")
+
+    # -- orders, on the loop ----------------------------------------------------------------------
+
+    def _load(self, link: ControlLink, order: LoadOrder) -> None:
+        if self._order is not None:
+            raise ClusterError(f"holds {self._order.model} already", advice="Unload it first.")
+        self._order = order
+        self._spawn(self._gather(link, order))
+
+    async def _gather(self, link: ControlLink, order: LoadOrder) -> None:
+        """Open and await the links of this instance, then hand the load to the MLX thread."""
+        me = order.place(self.config.node_id)
+        hot: dict[int, HotLink] = {}
+        try:
+            ends = [b if a == me else a for a, b in order.layout.edges() if me in (a, b)]
+            pairs = await asyncio.gather(*(self._meet(order, me, other) for other in ends))
+            for other, (hot_link, witness) in zip(ends, pairs, strict=True):
+                hot[other] = HotLink(hot_link)
+                self._witnesses[order.members[other].node_id] = self._control(witness)
+        except MlxcelError as error:
+            self._forget(order)
+            link.send({"type": "error", "id": order.id, "error": errors.wrap(error, self.config.node_id).to_dict()})
+            return
+        self._worker.post(Load(order, me, hot))
+
+    async def _meet(self, order: LoadOrder, me: int, other: int) -> tuple[Link, Link]:
+        """The hot link to `other` and the control link beside it that witnesses its life."""
+        peer = order.members[other]
+        links = []
+        for kind in ("hot", "witness"):
+            if me < other:
+                links.append(await dial(
+                    self._identity(), self._secret.reveal(), parse_address(peer.address), expect_node_id=peer.node_id,
+                    hello={"link": kind, "instance": order.instance},
+                ))  # fmt: skip
+            else:
+                links.append(await self._rendezvous.wait((order.instance, peer.node_id, kind), LINKS_S))
+        return links[0], links[1]
+
+    def _forget(self, order: LoadOrder) -> None:
+        """Close the witnesses of `order`; this node is free again."""
+        if self._order is order:
+            self._order = None
+        for member in order.members:
+            if link := self._witnesses.pop(member.node_id, None):
+                link.close("model unloaded")
+
+    def _unload(self, link: ControlLink, request_id: str) -> None:
+        """Stop what runs, drop the model, then answer."""
+        order = self._order
+        for request, _ in list(self._requests.values()):
+            self._cancel(request, "the model is being unloaded")
+        self._worker.abort(-1, Cancelled("the model is being unloaded"))
+
+        def done() -> None:
+            if order is not None:
+                self._forget(order)
+            link.send({"type": "reply", "id": request_id})
+
+        self._worker.post(Unload(lambda: self._io.soon(done)))
+
+    def _generate(self, link: ControlLink, order: GenerateOrder) -> None:
+        if self._order is None or self._order.instance != order.instance:
+            raise ClusterError("no such model is loaded", advice="Load one first.")
+        if len(self._requests) >= MAX_WAITING:
+            raise Busy(f"{len(self._requests)} requests are waiting already", advice="Try again in a moment.")
+        if order.id in self._requests:
+            raise WireError("a request with this id is under way")
+        command = Generate(order)
+        self._requests[order.id] = (command, link)
+        self._worker.post(command)
+
+    def _cancel(self, request: Generate, why: str) -> None:
+        """Stop a request: the one under way leaves its step, one that waits ends when its turn comes at once."""
+        request.cancelled = True
+        leader = self._worker.leader
+        if leader is not None and leader.current is request:
+            self._worker.abort(leader.epoch, Cancelled(why))
+
+    # -- status -----------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What this node is doing, as plain data."""
+        import psutil
+
+        config, worker, order = self.config, self._worker, self._order
+        instance = worker.instance
+        report: dict[str, Any] = {
+            "node_id": config.node_id,
+            "role": config.role,
+            "address": str(self._address),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "threads": config.threads,
+            "blas": config.blas,
+            "activity": worker.activity if worker.alive else "stalled: its MLX thread has ended",
+            "progress": worker.progress,
+            "requests": len(self._requests),
+            "memory_bytes": psutil.Process().memory_info().rss,
+            "links": {node: link.info() for node, link in self._witnesses.items()},
+            "error": str(worker.broken) if worker.broken else None,
+            "model": None,
+        }
+        if order is not None and instance is not None:
+            me, layout = instance.me, order.layout
+            report["model"] = {
+                "path": order.model,
+                "layout": layout.name,
+                "stage": layout.stage_of(me),
+                "rank": layout.rank_of(me),
+                "layers": list(layout.stages[layout.stage_of(me)]),
+                "dtype": instance.part.dtype,
+                "planned_bytes": instance.part.planned_bytes,
+                "resident_bytes": instance.part.resident_bytes,
+            }
+        return report

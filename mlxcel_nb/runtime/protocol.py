@@ -1,0 +1,191 @@
+"""The messages of the data plane's control and stream frames, as types. Pure.
+
+Every message is a map with a `type`. What a node obeys depends on who says it:
+
+========== ================= ==========================================================================
+type       from -> to        meaning
+========== ================= ==========================================================================
+load       router -> node    take this part of this model; answered by progress ..., then loaded or error
+unload     router -> node    drop the model; answered by reply
+generate   router -> leader  make text; answered by stream frames delta ..., end
+cancel     router -> leader  end that request now, keep what there is
+status     router -> node    answered by reply
+failed     member -> leader  my part of this epoch raised this error
+abort      leader -> member  leave this epoch
+begin      leader -> member  (hot link) a new epoch: sampling parameters, recent tokens
+step       leader -> member  (hot link) run this chunk
+token      sampler -> leader (hot link) the token sampled in this step
+end        leader -> member  (hot link) the epoch is over, drop its cache
+========== ================= ==========================================================================
+
+An epoch is one request on one instance; numbers grow, so whatever is left over from an aborted one is
+recognised as stale and dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlxcel_nb.cluster.layout import Layout
+from mlxcel_nb.errors import RequestError, WireError
+from mlxcel_nb.models.params import SamplingParams
+
+
+def field(message: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    """The value of `name`, of type `kind`.
+
+    Raises:
+        WireError: absent or of another type; the message's type and the field are named.
+    """
+    value = message.get(name)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise WireError(f"message {message.get('type')!r}: field {name!r} is {type(value).__name__}")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One place of a layout's mesh: a node and where its data plane listens."""
+
+    node_id: str
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOrder:
+    """What one node needs to know to hold its part of a model instance.
+
+    Args:
+        id: correlates the answers.
+        instance: names this loading of the model; hot links carry it in their first frame.
+        model: folder on the node.
+        members: mesh order, see `Layout`.
+        step_s: a step without progress fails after this many seconds.
+    """
+
+    id: str
+    instance: str
+    model: str
+    layout: Layout
+    members: tuple[Member, ...]
+    dtype: str
+    step_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "type": "load",
+            "id": self.id,
+            "instance": self.instance,
+            "model": self.model,
+            "layout": self.layout.to_dict(),
+            "members": [[m.node_id, m.address] for m in self.members],
+            "dtype": self.dtype,
+            "step_s": self.step_s,
+        }
+
+    @classmethod
+    def from_dict(cls, message: dict[str, Any]) -> LoadOrder:
+        layout = Layout.from_dict(field(message, "layout", dict))
+        members = tuple(Member(node_id=str(n), address=str(a)) for n, a in field(message, "members", list))
+        if len(members) != layout.size:
+            raise WireError(f"load: {len(members)} members for a layout of {layout.size}")
+        return cls(
+            id=field(message, "id", str),
+            instance=field(message, "instance", str),
+            model=field(message, "model", str),
+            layout=layout,
+            members=members,
+            dtype=field(message, "dtype", str),
+            step_s=float(field(message, "step_s", (int, float))),
+        )
+
+    def place(self, node_id: str) -> int:
+        """Index of `node_id` in the mesh."""
+        for index, member in enumerate(self.members):
+            if member.node_id == node_id:
+                return index
+        raise WireError(f"load: {node_id} is not a member of this layout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOrder:
+    """One request. Exactly one of `prompt`, `messages` and `token_ids` is given."""
+
+    id: str
+    instance: str
+    params: SamplingParams
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    token_ids: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if sum(x is not None for x in (self.prompt, self.messages, self.token_ids)) != 1:
+            raise RequestError("give exactly one of a prompt, messages, or token ids")
+
+    def to_dict(self) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "type": "generate",
+            "id": self.id,
+            "instance": self.instance,
+            "params": self.params.to_dict(),
+        }
+        for name in ("prompt", "messages", "token_ids"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        return message
+
+    @classmethod
+    def from_dict(cls, message: dict[str, Any]) -> GenerateOrder:
+        ids = message.get("token_ids")
+        if ids is not None and not (isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)):
+            raise RequestError("token ids must be a list of whole numbers from 0")
+        return cls(
+            id=field(message, "id", str),
+            instance=field(message, "instance", str),
+            params=SamplingParams.from_dict(field(message, "params", dict)),
+            prompt=field(message, "prompt", str) if "prompt" in message else None,
+            messages=field(message, "messages", list) if "messages" in message else None,
+            token_ids=ids,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One chunk of one epoch, run by every member in the same order.
+
+    Args:
+        count: tokens in the chunk.
+        sample: the last stage's rank 0 samples from the chunk's last position.
+        prefill: evaluate layer by layer, so that a cancel is noticed within one layer's time.
+        tokens: the chunk's ids, for members of stage 0; empty elsewhere.
+    """
+
+    epoch: int
+    step: int
+    count: int
+    sample: bool
+    prefill: bool
+    tokens: tuple[int, ...] = ()
+
+    def to_dict(self, *, with_tokens: bool) -> dict[str, Any]:
+        return {
+            "type": "step",
+            "epoch": self.epoch,
+            "step": self.step,
+            "count": self.count,
+            "sample": self.sample,
+            "prefill": self.prefill,
+            "tokens": list(self.tokens) if with_tokens else [],
+        }
+
+    @classmethod
+    def from_dict(cls, message: dict[str, Any]) -> Step:
+        return cls(
+            epoch=field(message, "epoch", int),
+            step=field(message, "step", int),
+            count=field(message, "count", int),
+            sample=field(message, "sample", bool),
+            prefill=field(message, "prefill", bool),
+            tokens=tuple(field(message, "tokens", list)),
+        )

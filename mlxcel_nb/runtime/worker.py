@@ -1,0 +1,311 @@
+"""The MLX thread: it alone touches arrays, models and hot links.
+
+Other threads hand it commands with `post`, break what it is doing with `abort` and `fail`, and read `activity`.
+It tells them things only through the callables of `Outbox`, which hop to the node's loop.
+
+Between requests a follower waits on its hot link to the leader, everybody else on the command queue. `_state`
+guards the short moments in which the thread goes from one to the other, so that an abort meant for a finished
+epoch never hits the next one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxcel_nb import errors
+from mlxcel_nb.errors import MlxcelError, PeerAborted, PeerLost, StepTimeout, WireError
+from mlxcel_nb.models.params import SamplingParams
+from mlxcel_nb.net.hot import HotLink, Interrupt
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Step
+from mlxcel_nb.runtime.protocol import field as message_field
+from mlxcel_nb.util.log import get_logger
+
+log = get_logger("runtime.worker")
+
+IDLE_WAIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Take a part of a model; `links` are this member's hot links by member index."""
+
+    order: LoadOrder
+    me: int
+    links: dict[int, HotLink]
+
+
+@dataclass(frozen=True)
+class Unload:
+    """Drop the model; `done` is called on the MLX thread afterwards."""
+
+    done: Callable[[], None]
+
+
+@dataclass
+class Generate:
+    """One request, on the leader. `cancelled` may be set from any thread."""
+
+    order: GenerateOrder
+    received_s: float = field(default_factory=time.monotonic)
+    cancelled: bool = False
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the thread."""
+
+
+Command = Load | Unload | Generate | Stop
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """How the MLX thread speaks. Each callable may be called from any thread and returns at once."""
+
+    to_router: Callable[[dict[str, Any]], None]
+    stream: Callable[[dict[str, Any]], None]
+    to_leader: Callable[[dict[str, Any]], None]
+    to_members: Callable[[dict[str, Any]], None]
+
+
+class _Wake(Exception):
+    """Breaks a follower's idle wait: there is a command."""
+
+
+class Worker:
+    """One MLX thread of one node.
+
+    Args:
+        threads: cores this node may use for MLX.
+    """
+
+    def __init__(self, node_id: str, outbox: Outbox, *, threads: int) -> None:
+        self.node_id = node_id
+        self.outbox = outbox
+        self.threads = threads
+        self.activity = "idle"
+        self.progress = 0
+        self.instance: Any = None
+        self.leader: Any = None
+        self.broken: MlxcelError | None = None
+        self.interrupt = Interrupt()
+        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._state = threading.Lock()
+        self._waiting = False
+        self._epoch = 0
+        self._pending: MlxcelError | None = None
+        self._executions: dict[int, Any] = {}
+        self._thread = threading.Thread(target=self._main, name="mlx", daemon=True)
+
+    # -- any thread -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def post(self, command: Command) -> None:
+        self._queue.put(command)
+        with self._state:
+            if self._waiting:
+                self.interrupt.set(_Wake())
+
+    def abort(self, epoch: int, error: MlxcelError) -> None:
+        """Leave `epoch`, if that is what the thread is in; loading is epoch -1."""
+        with self._state:
+            if self._epoch == epoch or 0 < self._epoch < epoch:
+                self._break(error)
+
+    def fail(self, error: MlxcelError) -> None:
+        """A member is gone: no further epoch can run on this instance."""
+        with self._state:
+            self.broken = self.broken or error
+            if self._epoch:
+                self._break(error)
+
+    def _break(self, error: MlxcelError) -> None:
+        if self._pending is None:
+            self._pending = error
+            self.interrupt.set(error)
+
+    # -- the MLX thread ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise what `abort` or `fail` brought in; called wherever the thread is about to do much."""
+        if self._pending is not None:
+            raise self._pending
+
+    def enter(self, epoch: int) -> None:
+        with self._state:
+            self._epoch = epoch
+            self._pending = None
+            self.interrupt.clear()
+
+    def leave(self) -> None:
+        self.enter(0)
+        self.activity = "idle"
+
+    def _main(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:
+            log.exception("the MLX thread ended")
+            self.broken = errors.wrap(error, self.node_id)
+            self.outbox.to_router({"type": "died", "error": self.broken.to_dict()})
+        finally:
+            self._drop()
+
+    def _turn(self) -> bool:
+        """Take one command or one frame of the leader's. False when told to stop."""
+        following = self.instance is not None and self.instance.me != 0 and self.broken is None
+        if not following:
+            try:
+                return self._obey(self._queue.get(timeout=IDLE_WAIT_S))
+            except queue.Empty:
+                return True
+        with self._state:
+            self._waiting = self._queue.empty()
+        try:
+            if self._waiting:
+                self._follow()
+        except (_Wake, StepTimeout):
+            pass
+        except MlxcelError as error:
+            log.info("%s stops following: %s", self.node_id, error)
+            self.broken = self.broken or errors.wrap(error, self.node_id)
+        finally:
+            with self._state:
+                self._waiting = False
+                if self._pending is None:
+                    self.interrupt.clear()
+        try:
+            return self._obey(self._queue.get_nowait())
+        except queue.Empty:
+            return True
+
+    def _obey(self, command: Command) -> bool:
+        match command:
+            case Stop():
+                return False
+            case Load():
+                self._load(command)
+            case Unload():
+                self._drop()
+                command.done()
+            case Generate():
+                self._generate(command)
+        return True
+
+    def _load(self, command: Load) -> None:
+        from mlxcel_nb.runtime import loading
+
+        order = command.order
+        self.enter(-1)
+        try:
+            self.instance = loading.load(self, order, command.me, command.links)
+            if command.me == 0:
+                from mlxcel_nb.runtime.leader import Leader
+
+                self.leader = Leader(self, self.instance)
+            part = self.instance.part
+            self.broken = None
+            self.outbox.to_router({
+                "type": "loaded", "id": order.id, "node": self.node_id, "layers": list(part.layers),
+                "planned_bytes": part.planned_bytes, "resident_bytes": part.resident_bytes,
+                "dtype": part.dtype, "warnings": list(part.warnings),
+            })  # fmt: skip
+        except Exception as error:
+            log.info("load failed on %s", self.node_id, exc_info=not isinstance(error, MlxcelError))
+            for link in command.links.values():
+                link.close()
+            wrapped = errors.wrap(error, self.node_id)
+            self._drop()
+            self.outbox.to_router({"type": "error", "id": order.id, "error": wrapped.to_dict()})
+        finally:
+            self.leave()
+
+    def _generate(self, command: Generate) -> None:
+        if command.ended:
+            return
+        if self.instance is None or self.instance.order.instance != command.order.instance:
+            self.outbox.stream({
+                "type": "end", "id": command.order.id, "seq": 0, "text": "", "tokens": [], "finish_reason": "error",
+                "error": errors.ClusterError("no such model is loaded", node=self.node_id,
+                                             advice="Load one first.").to_dict(),
+            })  # fmt: skip
+            return
+        self.leader.generate(command)
+
+    def _drop(self) -> None:
+        """Forget the model and close its links."""
+        self._executions.clear()
+        if self.instance is not None:
+            self.instance.fabric.close()
+            self.instance = None
+            self.leader = None
+            from mlxcel_nb.runtime import loading
+
+            loading.release_memory()
+        self.broken = None
+
+    # -- following --------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Wait for the leader's next frame and do what it says."""
+        link = self.instance.fabric.leader
+        message = link.recv_control(
+            deadline=time.monotonic() + IDLE_WAIT_S, interrupt=self.interrupt, what="the leader's next step"
+        )
+        with self._state:
+            self._waiting = False
+        kind = message.get("type")
+        if kind == "begin":
+            self._begin(message)
+        elif kind == "step":
+            self._step(Step.from_dict(message))
+        elif kind in ("end", "abort"):
+            self._executions.pop(message_field(message, "epoch", int), None)
+        else:
+            raise WireError(f"the leader sent {kind!r} on a hot link")
+
+    def _begin(self, message: dict[str, Any]) -> None:
+        from mlxcel_nb.runtime.execution import Execution
+
+        epoch = message_field(message, "epoch", int)
+        params = SamplingParams.from_dict(message_field(message, "params", dict))
+        context = message_field(message, "context", list)
+        self._executions = {epoch: Execution(self.instance, epoch, params, context, self.check)}
+
+    def _step(self, step: Step) -> None:
+        execution = self._executions.get(step.epoch)
+        if execution is None:
+            return
+        self.enter(step.epoch)
+        self.activity = "prefill" if step.prefill else "decode"
+        try:
+            sampled = execution.run(step)
+            self.progress += 1
+            if sampled is not None:
+                self.instance.fabric.tell_leader({
+                    "type": "token", "epoch": step.epoch, "step": step.step,
+                    "token": sampled.token, "logprob": sampled.logprob,
+                })  # fmt: skip
+        except Exception as error:
+            self._executions.pop(step.epoch, None)
+            wrapped = errors.wrap(error, self.node_id)
+            if isinstance(wrapped, PeerLost):
+                self.broken = self.broken or wrapped
+            if not isinstance(wrapped, PeerAborted | errors.Cancelled):
+                log.info("step %d.%d failed on %s", step.epoch, step.step, self.node_id, exc_info=True)
+                self.outbox.to_leader({"type": "failed", "epoch": step.epoch, "error": wrapped.to_dict()})
+        finally:
+            self.leave()
