@@ -141,7 +141,6 @@ class Leader:
             if isinstance(error, PeerLost):
                 self._worker.fail(error)
         finally:
-            command.ended = True
             self.current = None
             self._worker.leave()
         self._execution = None

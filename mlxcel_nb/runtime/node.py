@@ -279,7 +279,7 @@ class Node:
             self._forget(order)
             link.send({"type": "error", "id": order.id, "error": errors.wrap(error, self.config.node_id).to_dict()})
             return
-        self._worker.post(Load(order, me, hot))
+        self._worker.post(Load(order, me, hot, lambda: self._io.soon(self._forget, order)))
 
     async def _meet(self, order: LoadOrder, me: int, other: int) -> tuple[Link, Link]:
         """The hot link to `other` and the control link beside it that witnesses its life."""

@@ -32,11 +32,12 @@ IDLE_WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class Load:
-    """Take a part of a model; `links` are this member's hot links by member index."""
+    """Take a part of a model; `links` are this member's hot links by member index; `failed` is told when it does not."""
 
     order: LoadOrder
     me: int
     links: dict[int, HotLink]
+    failed: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ class Generate:
     order: GenerateOrder
     received_s: float = field(default_factory=time.monotonic)
     cancelled: bool = False
-    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -229,13 +229,12 @@ class Worker:
                 link.close()
             wrapped = errors.wrap(error, self.node_id)
             self._drop()
+            command.failed()
             self.outbox.to_router({"type": "error", "id": order.id, "error": wrapped.to_dict()})
         finally:
             self.leave()
 
     def _generate(self, command: Generate) -> None:
-        if command.ended:
-            return
         if self.instance is None or self.instance.order.instance != command.order.instance:
             self.outbox.stream({
                 "type": "end", "id": command.order.id, "seq": 0, "text": "", "tokens": [], "finish_reason": "error",

@@ -1,0 +1,548 @@
+"""What a user holds: a cluster of engines, and the model split over them.
+
+Every method is synchronous, may be called from any thread, a cell, or a running loop's thread, and has a twin with
+a leading `a` for `await`. An interrupt of a waiting call undoes what it began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from mlxcel_nb import errors
+from mlxcel_nb.client.report import (
+    ClusterStatus,
+    Completion,
+    LinkReport,
+    LoadProgress,
+    LoadReport,
+    NodeReport,
+    PartReport,
+)
+from mlxcel_nb.client.router import Router, closed_error, new_id
+from mlxcel_nb.client.stream import Stream
+from mlxcel_nb.cluster.layout import Layout, make_layout
+from mlxcel_nb.cluster.names import check_name
+from mlxcel_nb.cluster.secret import Secret, random_secret
+from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError, PeerLost, StepTimeout
+from mlxcel_nb.launch.local import EngineInfo, LocalCluster
+from mlxcel_nb.models.info import model_info
+from mlxcel_nb.models.params import SamplingParams
+from mlxcel_nb.models.store import resolve
+from mlxcel_nb.plan.shard import check_tensor_split
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member
+from mlxcel_nb.util import times
+
+START_S = 60.0
+LOAD_STALL_S = 60.0
+"""Loading fails when no node reports progress for this long."""
+
+EXIT_NEWS_S = 1.0
+"""How long an error waits for the news that a process has ended, to say so."""
+
+
+class Cluster:
+    """Engines on this machine, attached through ipyparallel, with an encrypted data plane between them.
+
+    Args:
+        n: number of engines.
+        name: shown in status and bound into the handshake; a random one when None.
+        secret: the cluster secret; a random one of 32 bytes when None.
+        deadline: seconds the start may take.
+        threads: cores for each engine; cores / n when None.
+        step_s: a step of generation that makes no progress for this long fails.
+
+    Use it as a context manager, or call `start` and `stop`.
+    """
+
+    def __init__(
+        self,
+        n: int = 2,
+        *,
+        name: str | None = None,
+        secret: Secret | None = None,
+        deadline: float = START_S,
+        threads: int | None = None,
+        step_s: float = times.STEP_S,
+    ) -> None:
+        if n < 1:
+            raise ConfigError(f"{n} engines", advice="Ask for at least one.")
+        self.n = n
+        self.name = check_name("cluster name", name) if name is not None else f"mlxcel-{secrets.token_hex(3)}"
+        self.deadline = deadline
+        self.threads = threads or max(1, (os.cpu_count() or 1) // n)
+        self.step_s = step_s
+        self.nodes: list[EngineInfo] = []
+        self._secret = secret or random_secret()
+        self._launcher: LocalCluster | None = None
+        self._router: Router | None = None
+        self._instance: str | None = None
+        self._leader: str | None = None
+        self._model: LoadReport | None = None
+        self._last: Completion | None = None
+        self._exits: dict[str, str] = {}
+        self._news = threading.Condition()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else "not running"
+        holds = f", {os.path.basename(self._model.model)} as {self._model.layout}" if self._model else ""
+        return f"<Cluster {self.name}: {self.n} engines, {state}{holds}>"
+
+    # -- life -------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self._router is not None
+
+    @property
+    def router_id(self) -> str:
+        """This process's name on the data plane."""
+        return self._running().node_id
+
+    def start(self, on_progress: Callable[[str], None] | None = None) -> Cluster:
+        """Start the engines and connect to each.
+
+        Raises:
+            ClusterError: already started, or an engine did not come up; nothing is left running.
+        """
+        with self._lock:
+            if self.running:
+                raise ClusterError(f"cluster {self.name} is already running", advice="Stop it first.")
+            launcher = LocalCluster()
+            router: Router | None = None
+            try:
+                launcher.on_exit(self._on_exit)
+                self.nodes = launcher.start(
+                    self.n,
+                    name=self.name,
+                    secret=self._secret,
+                    threads_per_engine=self.threads,
+                    deadline_s=self.deadline,
+                    progress=on_progress,
+                )
+                router = Router(self.name, self._secret)
+                router.connect({node.node_id: node.address for node in self.nodes})
+            except BaseException:
+                if router is not None:
+                    router.close()
+                launcher.stop()
+                self.nodes = []
+                raise
+            self._exits.clear()
+            self._launcher, self._router = launcher, router
+        return self
+
+    def stop(self) -> None:
+        """End every engine and forget the model. Stopping a stopped cluster does nothing."""
+        with self._lock:
+            launcher, self._launcher = self._launcher, None
+            router, self._router = self._router, None
+            self._forget_model()
+            try:
+                if router is not None:
+                    router.close()
+            finally:
+                if launcher is not None:
+                    launcher.stop()
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def client(self) -> Any:
+        """The ipyparallel `Client` of the control plane, for `%px` and friends."""
+        if self._launcher is None:
+            raise closed_error()
+        return self._launcher.client
+
+    def _running(self) -> Router:
+        if self._router is None:
+            raise closed_error()
+        return self._router
+
+    def _on_exit(self, node_id: str, description: str) -> None:
+        with self._news:
+            self._exits[node_id] = description
+            self._news.notify_all()
+
+    def _explain(self, error: MlxcelError) -> MlxcelError:
+        """A lost connection as the end of a process, when it was one."""
+        node = error.node
+        if not isinstance(error, PeerLost) or node is None:
+            return error
+        with self._news:
+            self._news.wait_for(lambda: node in self._exits, EXIT_NEWS_S)
+            description = self._exits.get(node)
+        if description is None:
+            return PeerLost(error.cause, node=node, advice=error.advice or "Stop the cluster and start it again.")
+        return EngineLost(description, node=node, advice="Stop the cluster and start it again.")
+
+    # -- models -----------------------------------------------------------------------------------
+
+    def load(
+        self,
+        model: str,
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        layers: str | None = None,
+        dtype: str = "auto",
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> LoadReport:
+        """Split `model` over the first `tp * pp` engines and make one token with it.
+
+        Args:
+            model: an alias, a folder, a GGUF file or a hub id.
+            tp: tensor ranks per stage.
+            pp: pipeline stages.
+            layers: manual stages, e.g. "0-3,4-29".
+            dtype: "auto" computes in float32 on a CPU and as stored elsewhere; "float32"; "native".
+
+        Raises:
+            ConfigError: a split that cannot work, before anything is read. ModelError: files. MlxcelError: a node.
+        """
+        router = self._running()
+        if self._model is not None:
+            raise ClusterError(f"{self._model.model} is loaded", advice="Unload it first.")
+        path = resolve(model)
+        info = model_info(path)
+        layout = make_layout(info.layers, tp=tp, pp=pp, layers=layers)
+        check_tensor_split(info, layout.tp)
+        order = self._order(router, str(path), layout, dtype)
+        started = time.monotonic()
+        self._leader = order.members[0].node_id
+        try:
+            loaded = self._load_parts(router, order, on_progress)
+            self._instance = order.instance
+            warm_up = SamplingParams(max_tokens=1, ignore_eos=True)
+            self._stream(GenerateOrder(id=new_id(), instance=order.instance, params=warm_up, token_ids=[0])).result()
+        except BaseException:
+            self._drop_parts(router, order)
+            self._forget_model()
+            raise
+        self._model = self._report(model, str(path), layout, order, loaded, time.monotonic() - started)
+        return self._model
+
+    def _order(self, router: Router, path: str, layout: Layout, dtype: str) -> LoadOrder:
+        alive = [node for node in self.nodes if node.node_id in router.alive()]
+        if layout.size > len(alive):
+            raise ConfigError(
+                f"{layout.name} needs {layout.size} engines, {len(alive)} of {self.n} are alive",
+                advice=f"Start a cluster with -n {layout.size}, or split the model less.",
+            )
+        return LoadOrder(
+            id=new_id(),
+            instance=new_id(),
+            model=path,
+            layout=layout,
+            members=tuple(Member(node_id=n.node_id, address=str(n.address)) for n in alive[: layout.size]),
+            dtype=dtype,
+            step_s=self.step_s,
+        )
+
+    def _load_parts(
+        self, router: Router, order: LoadOrder, on_progress: Callable[[LoadProgress], None] | None
+    ) -> dict[str, dict[str, Any]]:
+        """Send the order to every member and collect what each loaded."""
+        inbox: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        router.open_inbox(order.id, lambda node, message: inbox.put((node, message)))
+        waiting = {member.node_id for member in order.members}
+        doing = dict.fromkeys(waiting, "starting to load")
+        loaded: dict[str, dict[str, Any]] = {}
+        heard = time.monotonic()
+        try:
+            for node_id in sorted(waiting):
+                router.send(node_id, order.to_dict())
+            while waiting:
+                try:
+                    node, message = inbox.get(timeout=0.2)
+                except queue.Empty:
+                    if time.monotonic() - heard > LOAD_STALL_S:
+                        stuck = min(waiting)
+                        raise StepTimeout(
+                            f"no progress for {LOAD_STALL_S:g} s while {doing[stuck]}", node=stuck
+                        ) from None
+                    continue
+                heard = time.monotonic()
+                kind = message["type"]
+                if kind == "loaded":
+                    loaded[node] = message
+                    waiting.discard(node)
+                elif kind == "progress":
+                    doing[node] = f"loading {message['what']}"
+                    if on_progress is not None:
+                        on_progress(LoadProgress(
+                            node_id=node, what=message["what"],
+                            done_bytes=message["done_bytes"], total_bytes=message["total_bytes"],
+                        ))  # fmt: skip
+                elif kind == "lost" and node in doing:
+                    error = self._explain(errors.from_dict(message["error"]))
+                    raise type(error)(f"{error.cause} while {doing[node]}", node=node, advice=error.advice)
+                elif kind == "error":
+                    raise self._explain(errors.from_dict(message["error"]))
+        finally:
+            router.close_inbox(order.id)
+        return loaded
+
+    def _drop_parts(self, router: Router, order: LoadOrder) -> None:
+        """Make every member that is still there free again."""
+        for member in order.members:
+            if member.node_id in router.alive():
+                with contextlib.suppress(MlxcelError):
+                    router.ask(member.node_id, {"type": "unload"}, timeout=self.step_s)
+
+    @staticmethod
+    def _report(
+        model: str, path: str, layout: Layout, order: LoadOrder, loaded: dict[str, dict[str, Any]], load_s: float
+    ) -> LoadReport:
+        parts, warnings = [], []
+        for index, member in enumerate(order.members):
+            facts = loaded[member.node_id]
+            parts.append(PartReport(
+                node_id=member.node_id, stage=layout.stage_of(index), rank=layout.rank_of(index),
+                layers=layout.stages[layout.stage_of(index)],
+                planned_bytes=facts["planned_bytes"], resident_bytes=facts["resident_bytes"],
+            ))  # fmt: skip
+            warnings += facts["warnings"]
+        return LoadReport(
+            model=model,
+            path=path,
+            layout=layout.name,
+            dtype=loaded[order.members[0].node_id]["dtype"],
+            parts=tuple(parts),
+            load_s=load_s,
+            warnings=tuple(dict.fromkeys(warnings)),
+        )
+
+    def unload(self) -> None:
+        """Drop the model on every engine; requests under way are cancelled.
+
+        Raises:
+            ClusterError: no model is loaded.
+        """
+        router = self._running()
+        if self._model is None:
+            raise ClusterError("no model is loaded", advice="Load one first.")
+        self._forget_model()
+        for node_id in router.alive():
+            router.ask(node_id, {"type": "unload"}, timeout=self.step_s)
+
+    def _forget_model(self) -> None:
+        self._model = self._instance = self._leader = None
+
+    @property
+    def model(self) -> LoadReport | None:
+        """The loaded model, if one is."""
+        return self._model
+
+    # -- generation -------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+    ) -> Stream:
+        """Start a request; iterate over what is returned.
+
+        Args:
+            prompt: text, or token ids.
+            messages: a conversation instead, rendered with the model's chat template.
+        """
+        self._running()
+        if self._instance is None:
+            raise ClusterError("no model is loaded", advice="Load one first.")
+        if messages is not None and not messages:
+            raise errors.RequestError("the list of messages is empty")
+        return self._stream(
+            GenerateOrder(
+                id=new_id(),
+                instance=self._instance,
+                params=params or SamplingParams(),
+                prompt=prompt if isinstance(prompt, str) else None,
+                token_ids=list(prompt) if prompt is not None and not isinstance(prompt, str) else None,
+                messages=messages,
+            )
+        )
+
+    def _stream(self, order: GenerateOrder) -> Stream:
+        router, leader = self._running(), self._leader
+        assert leader is not None
+
+        def close() -> None:
+            router.close_inbox(order.id)
+            if self._model is not None:
+                self._last = stream.completion
+
+        def cancel() -> None:
+            with contextlib.suppress(PeerLost):
+                router.send(leader, {"type": "cancel", "id": order.id})
+
+        stream = Stream(
+            leader=leader,
+            cancel=cancel,
+            progress=lambda: int(router.ask(leader, {"type": "status"})["status"]["progress"]),
+            explain=self._explain,
+            close=close,
+            stall_s=self.step_s + times.DEAD_S,
+        )
+        router.open_inbox(order.id, stream.put)
+        try:
+            router.send(leader, order.to_dict())
+        except BaseException as error:
+            router.close_inbox(order.id)
+            if isinstance(error, MlxcelError):
+                raise self._explain(error) from None
+            raise
+        return stream
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+    ) -> Completion:
+        """`stream` and wait for the end. An interrupt cancels the request on every rank."""
+        stream = self.stream(prompt, params, messages=messages)
+        try:
+            return stream.result()
+        except BaseException:
+            stream.cancel()
+            raise
+
+    # -- status -----------------------------------------------------------------------------------
+
+    def status(self) -> ClusterStatus:
+        """Ask every node; a node that does not answer is shown as it was last seen."""
+        router = self._router
+        if router is None:
+            return ClusterStatus(name=self.name, router_id="", state="stopped", nodes=(), links=(), model=None)
+        nodes, links = [], []
+        for engine in self.nodes:
+            report, facts = self._node_report(router, engine)
+            nodes.append(report)
+            own = router.link_info(engine.node_id)
+            if own:
+                links.append(_link(router.node_id, engine.node_id, own))
+            links += [_link(engine.node_id, peer, info) for peer, info in facts.get("links", {}).items()]
+        seen: set[frozenset[str]] = set()
+        unique = [x for x in links if (pair := frozenset((x.source, x.target))) not in seen and not seen.add(pair)]  # type: ignore[func-returns-value]
+        return ClusterStatus(
+            name=self.name,
+            router_id=router.node_id,
+            state="running",
+            nodes=tuple(nodes),
+            links=tuple(unique),
+            model=self._model,
+            last=self._last,
+            warnings=_version_warnings(nodes),
+        )
+
+    def _node_report(self, router: Router, engine: EngineInfo) -> tuple[NodeReport, dict[str, Any]]:
+        node_id = engine.node_id
+        facts: dict[str, Any] = {}
+        if node_id in router.alive():
+            with contextlib.suppress(MlxcelError):
+                facts = router.ask(node_id, {"type": "status"}, timeout=2.0)["status"]
+        state, reason = router.state(node_id)
+        model = facts.get("model") or {}
+        report = NodeReport(
+            node_id=node_id,
+            state=state,
+            reason=self._exits.get(node_id, reason) or facts.get("error") or "",
+            address=str(engine.address),
+            host=facts.get("host", engine.host),
+            pid=engine.pid,
+            platform=facts.get("platform", ""),
+            activity=facts.get("activity", ""),
+            threads=facts.get("threads", self.threads),
+            blas=facts.get("blas", ""),
+            memory_bytes=facts.get("memory_bytes", 0),
+            versions=router.versions(node_id),
+            stage=model.get("stage"),
+            rank=model.get("rank"),
+            layers=tuple(model["layers"]) if model else None,
+        )
+        return report, facts
+
+    # -- for await --------------------------------------------------------------------------------
+
+    async def astart(self, on_progress: Callable[[str], None] | None = None) -> Cluster:
+        return await asyncio.to_thread(self.start, on_progress)
+
+    async def astop(self) -> None:
+        await asyncio.to_thread(self.stop)
+
+    async def __aenter__(self) -> Cluster:
+        return await self.astart()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.astop()
+
+    async def aload(self, model: str, **options: Any) -> LoadReport:
+        return await asyncio.to_thread(lambda: self.load(model, **options))
+
+    async def aunload(self) -> None:
+        await asyncio.to_thread(self.unload)
+
+    async def astatus(self) -> ClusterStatus:
+        return await asyncio.to_thread(self.status)
+
+    async def agenerate(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+    ) -> Completion:
+        """`generate` for `await`; cancelling the task cancels the request on every rank."""
+        stream = await asyncio.to_thread(self.stream, prompt, params, messages=messages)
+        try:
+            async for _ in stream:
+                pass
+        except asyncio.CancelledError:
+            stream.cancel()
+            raise
+        assert stream.completion is not None
+        return stream.completion
+
+
+def _link(source: str, target: str, info: dict[str, Any]) -> LinkReport:
+    return LinkReport(
+        source=source,
+        target=target,
+        cipher=str(info.get("cipher", "")),
+        transport=str(info.get("transport", "")),
+        rtt_s=info.get("rtt_s"),
+    )
+
+
+def _version_warnings(nodes: list[NodeReport]) -> tuple[str, ...]:
+    """One line per library whose version is not the same on every node that told its own."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for node in nodes:
+        for library, version in node.versions.items():
+            found.setdefault(library, {}).setdefault(version, []).append(node.node_id)
+    return tuple(
+        f"{library} differs: " + ", ".join(f"{version} on {' '.join(who)}" for version, who in sorted(by.items()))
+        for library, by in sorted(found.items())
+        if len(by) > 1
+    )

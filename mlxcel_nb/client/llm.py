@@ -1,0 +1,79 @@
+"""A model with a cluster of its own: the shortest way to text in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from mlxcel_nb.client.cluster import Cluster
+from mlxcel_nb.client.report import Completion
+from mlxcel_nb.models.params import SamplingParams
+
+Conversation = list[dict[str, Any]]
+
+
+class LLM:
+    """A model split over engines that this object starts and stops.
+
+    Args:
+        model: an alias, a folder, a GGUF file or a hub id.
+        tensor_parallel_size, pipeline_parallel_size: ranks and stages; one engine for each pair.
+        cluster: use this running cluster instead of starting one; it is not stopped then.
+        options: passed on to `Cluster`.
+
+    Example:
+        >>> with LLM("smollm2-135m", pipeline_parallel_size=2) as llm:
+        ...     print(llm.generate("Two plus two is")[0].text)
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        dtype: str = "auto",
+        cluster: Cluster | None = None,
+        **options: Any,
+    ) -> None:
+        self._owned = cluster is None
+        self.cluster = cluster or Cluster(tensor_parallel_size * pipeline_parallel_size, **options).start()
+        try:
+            self.report = self.cluster.load(model, tp=tensor_parallel_size, pp=pipeline_parallel_size, dtype=dtype)
+        except BaseException:
+            if self._owned:
+                self.cluster.stop()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<LLM {self.report.model} as {self.report.layout} on {self.cluster.name}>"
+
+    def generate(
+        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """One completion per prompt, in their order; a prompt is text or token ids."""
+        several = [prompts] if isinstance(prompts, str) else prompts
+        return [self.cluster.generate(prompt, params) for prompt in several]
+
+    def chat(
+        self, messages: Conversation | Sequence[Conversation], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """One answer per conversation, rendered with the model's chat template."""
+        several = [messages] if not messages or isinstance(messages[0], dict) else messages
+        return [self.cluster.generate(params=params, messages=list(conversation)) for conversation in several]  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Unload the model; stop the engines if this object started them."""
+        if self._owned:
+            self.cluster.stop()
+        elif self.cluster.model is self.report:
+            self.cluster.unload()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

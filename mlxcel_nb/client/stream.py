@@ -1,0 +1,180 @@
+"""An answer as it arrives.
+
+A `Stream` is filled on the router's loop and read by one thread of the user's. It ends exactly once, whatever
+happens to the nodes: with the leader's end frame, or with the loss of the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from mlxcel_nb import errors
+from mlxcel_nb.client.report import Completion, Delta, Timings
+from mlxcel_nb.errors import MlxcelError, StepTimeout, WireError
+
+POLL_S = 0.1
+"""How often a reader looks up between two messages, so that an interrupt is prompt."""
+
+CHECK_S = 5.0
+"""Silence after which the leader is asked whether it still makes progress."""
+
+
+class Stream:
+    """One request's answer.
+
+    Iterate for `Delta`s, or call `result()`. An error ends the iteration by being raised; the text so far stays
+    in `text`.
+
+    Args:
+        cancel: tells the leader to stop.
+        progress: the leader's progress counter; raises when it cannot be had.
+        explain: makes an error say more, e.g. which signal ended a process.
+        stall_s: without progress for this long, the stream fails.
+    """
+
+    def __init__(
+        self,
+        *,
+        leader: str,
+        cancel: Callable[[], None],
+        progress: Callable[[], int],
+        explain: Callable[[MlxcelError], MlxcelError],
+        close: Callable[[], None],
+        stall_s: float,
+    ) -> None:
+        self.text = ""
+        self.token_ids: tuple[int, ...] = ()
+        self.completion: Completion | None = None
+        self.error: MlxcelError | None = None
+        self._leader = leader
+        self._cancel = cancel
+        self._progress = progress
+        self._explain = explain
+        self._close = close
+        self._stall_s = stall_s
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._seq = 0
+        self._counter = -1
+        self._moved = self._heard = time.monotonic()
+
+    # -- the router's loop ------------------------------------------------------------------------
+
+    def put(self, node_id: str, message: dict[str, Any]) -> None:
+        """Take a message of this request; a lost node other than the leader is the leader's to report."""
+        if message.get("type") == "lost" and node_id != self._leader:
+            return
+        self._messages.put(message)
+
+    # -- the reader's thread ----------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        return self.completion is not None
+
+    def cancel(self) -> None:
+        """Ask every rank to stop; the stream then ends with finish_reason "cancelled". May be called from any thread."""
+        if not self.done:
+            self._cancel()
+
+    def next(self, timeout: float) -> Delta | None:
+        """The next delta, or None when nothing came within `timeout` seconds or the stream is done.
+
+        Raises:
+            MlxcelError: the request failed.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.done:
+            try:
+                message = self._messages.get(timeout=max(0.0, min(POLL_S, deadline - time.monotonic())))
+            except queue.Empty:
+                self._check_stall()
+                if time.monotonic() >= deadline:
+                    return None
+                continue
+            self._heard = time.monotonic()
+            if delta := self._take(message):
+                return delta
+            if self.error is not None:
+                raise self.error
+        return None
+
+    def __iter__(self) -> Iterator[Delta]:
+        while not self.done:
+            if delta := self.next(CHECK_S):
+                yield delta
+        if self.error is not None:
+            raise self.error
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while not self.done:
+            if delta := await asyncio.to_thread(self.next, CHECK_S):
+                yield delta
+        if self.error is not None:
+            raise self.error
+
+    def result(self) -> Completion:
+        """Wait for the end.
+
+        Raises:
+            MlxcelError: the request failed; `text` holds what there was.
+        """
+        for _ in self:
+            pass
+        assert self.completion is not None
+        return self.completion
+
+    def _take(self, message: dict[str, Any]) -> Delta | None:
+        kind = message.get("type")
+        if kind in ("lost", "error"):
+            self._finish("error", message, errors.from_dict(message["error"]))
+            return None
+        if message.get("seq") != self._seq:
+            self._finish("error", {}, WireError(f"frame {self._seq} of the answer is missing", node=self._leader))
+            return None
+        self._seq += 1
+        tokens = tuple(message["tokens"])
+        self.text += message["text"]
+        self.token_ids += tokens
+        if kind == "end":
+            failure = message.get("error")
+            self._finish(message["finish_reason"], message, errors.from_dict(failure) if failure else None)
+        return Delta(message["text"], tokens) if message["text"] else None
+
+    def _finish(self, reason: str, message: dict[str, Any], error: MlxcelError | None) -> None:
+        usage = message.get("usage") or {}
+        self.error = self._explain(error) if error else None
+        self.completion = Completion(
+            text=self.text,
+            token_ids=self.token_ids,
+            finish_reason=reason,
+            prompt_tokens=usage.get("prompt_tokens", 0),
+            generation_tokens=usage.get("generation_tokens", len(self.token_ids)),
+            timings=Timings(**(message.get("timings") or {})),
+            layout=message.get("layout", ""),
+            stop_reason=message.get("stop_reason"),
+        )
+        self._close()
+
+    def _check_stall(self) -> None:
+        """Silence is legal while the leader's progress counter moves."""
+        now = time.monotonic()
+        if now - max(self._heard, self._moved) < CHECK_S:
+            return
+        try:
+            counter = self._progress()
+        except MlxcelError as error:
+            self._finish("error", {}, error)
+            assert self.error is not None
+            raise self.error from None
+        if counter != self._counter:
+            self._counter, self._moved = counter, now
+            return
+        if now - max(self._heard, self._moved) > self._stall_s:
+            self.cancel()
+            self._finish("error", {}, StepTimeout(f"no progress for {self._stall_s:g} s", node=self._leader))
+            assert self.error is not None
+            raise self.error
