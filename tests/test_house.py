@@ -233,6 +233,17 @@ def test_the_version_is_said_once() -> None:
     assert f"## [{mlxcel_nb.__version__}]" in (REPO / "CHANGELOG.md").read_text()
 
 
+def test_every_dependency_is_bounded_and_acknowledged() -> None:
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + [one for extra in project["optional-dependencies"].values() for one in extra]
+    acknowledged = (REPO / "THIRD_PARTY.md").read_text()
+    for line in wanted:
+        name = re.match(r"[\w-]+", line)
+        assert name
+        assert re.search(rf"\b{name[0]}\b", acknowledged), f"{name[0]} is not in THIRD_PARTY.md"
+        assert ">=" in line, f"{line} has no lower bound"
+
+
 FEATURES = (
     [f"S{n}" for n in range(1, 13)]
     + [f"C{n}" for n in range(1, 12)]
