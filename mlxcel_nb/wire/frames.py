@@ -1,0 +1,342 @@
+"""Encrypted frames, without I/O: a `Sealer` for what leaves, an `Opener` for what arrives.
+
+Each direction of a connection has one of each, and each belongs to one thread: a connection has exactly one
+writer, so no nonce is used twice. Both work in buffers that grow once and are reused; what `seal` and `open`
+return is valid until the next call. The cipher's `*_into` calls release the GIL.
+
+A peer's frame is trusted once its tag holds, and then only to be from a member: lengths, kinds and sizes are
+still checked here, contents by the codecs above. After any error an `Opener` opens nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
+
+from mlxcel_nb.errors import FrameError, WireError
+from mlxcel_nb.wire.fields import Reader, clip, printable, str8
+from mlxcel_nb.wire.keys import IV_BYTES, DirectionKeys
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class Kind(IntEnum):
+    CLOSE = 0
+    PING = 1
+    PONG = 2
+    CONTROL = 3
+    TENSOR = 4
+    KV = 5
+    STREAM = 6
+    CREDIT = 7
+    REKEY = 8
+
+
+LENGTH_BYTES = 4
+TAG_BYTES = 16
+HEAD_BYTES = 5
+"""Kind and channel, inside the ciphertext."""
+
+MIN_LENGTH = HEAD_BYTES + TAG_BYTES
+MAX_LENGTH = (16 << 20) + (64 << 10)
+MAX_PAYLOAD = MAX_LENGTH - MIN_LENGTH
+
+MAX_FRAMES = 1 << 20
+"""Frames under one key, the rekey frame among them."""
+MAX_CIPHERTEXT = 1 << 36
+"""Bytes of ciphertext under one key."""
+
+PING_BYTES = 8
+MAX_FILLER = 1 << 20
+MAX_UNANSWERED_PINGS = 8
+
+_FIRST_BUFFER = 64 << 10
+_CIPHERS = {1: AESGCM, 2: ChaCha20Poly1305}
+_KINDS = frozenset(Kind)
+_PAYLOADS = {
+    Kind.CLOSE: (1, 256),
+    Kind.PING: (PING_BYTES, PING_BYTES + MAX_FILLER),
+    Kind.PONG: (PING_BYTES, PING_BYTES + MAX_FILLER),
+    Kind.CREDIT: (4, 4),
+    Kind.REKEY: (0, 0),
+}
+"""Sizes a payload may have, where they are not 0 to MAX_PAYLOAD."""
+
+
+class Frame(NamedTuple):
+    """What arrived. `payload` is a view into the opener's buffer, valid until the next frame is opened."""
+
+    kind: Kind
+    channel: int
+    payload: memoryview
+
+
+class _Direction:
+    """Cipher, keys and counters of one direction, common to both ends of it."""
+
+    def __init__(self, keys: DirectionKeys, suite: int) -> None:
+        self._suite = suite
+        self.rekeys = -1
+        """How often the keys have been replaced."""
+        self._use(keys)
+
+    def _use(self, keys: DirectionKeys) -> None:
+        self._keys = keys
+        self._cipher = _CIPHERS[self._suite](keys.key)
+        self._iv = int.from_bytes(keys.iv, "big")
+        self._frames = 0
+        self._ciphertext = 0
+        self.rekeys += 1
+
+    def _nonce(self) -> bytes:
+        return (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} suite {self._suite}, frame {self._frames} after {self.rekeys} rekeys>"
+
+
+class Sealer(_Direction):
+    """Turns payloads into frames.
+
+    Args:
+        keys: this direction's first keys.
+        suite: the handshake's cipher suite.
+        rekey_every: frames after which the keys are replaced; the most the protocol allows where not given.
+    """
+
+    def __init__(self, keys: DirectionKeys, suite: int, *, rekey_every: int | None = None) -> None:
+        if rekey_every is None:
+            rekey_every = MAX_FRAMES - 1
+        if not 1 <= rekey_every < MAX_FRAMES:
+            raise ValueError(f"rekey_every is {rekey_every}, not 1 to {MAX_FRAMES - 1}")
+        super().__init__(keys, suite)
+        self._rekey_every = rekey_every
+        self._closed = False
+        self._plain = memoryview(bytearray(_FIRST_BUFFER))
+        self._out = memoryview(bytearray(_FIRST_BUFFER))
+
+    def seal(self, kind: Kind, channel: int, *parts: ReadableBuffer) -> memoryview:
+        """One frame whose payload is `parts` joined, with a rekey frame in front of it when one is due.
+
+        The view that is returned is overwritten by the next call. Parts are C-contiguous buffers of any type;
+        they are copied once.
+        """
+        if self._closed:
+            raise FrameError("this side has closed the connection already")
+        views = [_bytes_of(part) for part in parts]
+        payload = sum(map(len, views))
+        low, high = _PAYLOADS.get(kind, (0, MAX_PAYLOAD))
+        if not low <= payload <= high:
+            raise FrameError(f"a {kind.name.lower()} frame of {payload} bytes; {low} to {high} fit")
+        length = payload + MIN_LENGTH
+        start = 0
+        if self._due(length) and kind is not Kind.REKEY:
+            start = self._put(0, Kind.REKEY, 0, [], 0)
+        end = self._put(start, kind, channel, views, payload)
+        self._closed = kind is Kind.CLOSE
+        return self._out[:end]
+
+    def seal_close(self, reason: str) -> memoryview:
+        """The close frame, with a `reason` that is cut where it does not fit."""
+        return self.seal(Kind.CLOSE, 0, str8(clip(reason)))
+
+    def _due(self, length: int) -> bool:
+        return self._frames >= self._rekey_every or self._ciphertext + length + MIN_LENGTH > MAX_CIPHERTEXT
+
+    def _put(self, start: int, kind: Kind, channel: int, views: list[memoryview], payload: int) -> int:
+        size = HEAD_BYTES + payload
+        begin = start + LENGTH_BYTES
+        end = begin + size + TAG_BYTES
+        if size > len(self._plain):
+            self._plain = memoryview(bytearray(_room(size)))
+        if end > len(self._out):
+            grown = memoryview(bytearray(_room(end)))
+            grown[:start] = self._out[:start]
+            self._out = grown
+        plain = self._plain
+        plain[0] = kind
+        plain[1:HEAD_BYTES] = channel.to_bytes(4, "big")
+        at = HEAD_BYTES
+        for view in views:
+            plain[at : at + len(view)] = view
+            at += len(view)
+        header = (size + TAG_BYTES).to_bytes(LENGTH_BYTES, "big")
+        self._out[start:begin] = header
+        self._cipher.encrypt_into(self._nonce(), plain[:size], header, self._out[begin:end])
+        self._frames += 1
+        self._ciphertext += size + TAG_BYTES
+        if kind is Kind.REKEY:
+            self._use(self._keys.next())
+        return end
+
+
+class Opener(_Direction):
+    """Turns frames back into payloads, and refuses every frame that is not the next one its peer sealed."""
+
+    def __init__(self, keys: DirectionKeys, suite: int) -> None:
+        super().__init__(keys, suite)
+        self.closed = False
+        """Whether the peer's close frame has been opened: the only clean end of a stream."""
+        self._failed = False
+        self._plain = memoryview(bytearray(_FIRST_BUFFER))
+
+    def frame_length(self, header: ReadableBuffer) -> int:
+        """How many bytes follow the four of `header`; checked before anybody allocates them."""
+        if self._failed or self.closed:
+            raise self._fail("a frame after the end of the connection")
+        length = int.from_bytes(memoryview(header), "big")
+        if not MIN_LENGTH <= length <= MAX_LENGTH:
+            raise self._fail(f"a frame of {length} bytes; {MIN_LENGTH} to {MAX_LENGTH} are allowed")
+        return length
+
+    def open(self, header: ReadableBuffer, body: ReadableBuffer) -> Frame:
+        """The frame of `header` (4 bytes) and `body` (as many as `frame_length` said).
+
+        A rekey frame is acted on here; it is still returned, with its empty payload, for callers that count.
+        """
+        header = bytes(header)
+        length = self.frame_length(header)
+        body = memoryview(body)
+        if len(body) != length:
+            raise ValueError(f"the body has {len(body)} bytes, its header says {length}")
+        size = length - TAG_BYTES
+        if self._frames >= MAX_FRAMES or self._ciphertext + size > MAX_CIPHERTEXT:
+            raise self._fail("the peer did not replace its keys in time")
+        if size > len(self._plain):
+            self._plain = memoryview(bytearray(_room(size)))
+        plain = self._plain[:size]
+        try:
+            self._cipher.decrypt_into(self._nonce(), body, header, plain)
+        except InvalidTag:
+            raise self._fail("a frame that does not authenticate") from None
+        self._frames += 1
+        self._ciphertext += size
+        if plain[0] not in _KINDS:
+            raise self._fail(f"a frame of unknown kind {plain[0]}")
+        frame = Frame(Kind(plain[0]), int.from_bytes(plain[1:HEAD_BYTES], "big"), plain[HEAD_BYTES:].toreadonly())
+        low, high = _PAYLOADS.get(frame.kind, (0, MAX_PAYLOAD))
+        if not low <= len(frame.payload) <= high:
+            raise self._fail(f"a {frame.kind.name.lower()} frame with {len(frame.payload)} bytes of payload")
+        if frame.kind is Kind.REKEY:
+            self._use(self._keys.next())
+        self.closed = frame.kind is Kind.CLOSE
+        return frame
+
+    def _fail(self, what: str) -> FrameError:
+        self._failed = True
+        return FrameError(f"the peer sent {what}" if what.startswith("a ") else what)
+
+
+class FrameReader:
+    """Cuts a byte stream into frames, however the bytes arrive.
+
+    Feed it with `feed`, or without a copy by receiving into `get_buffer` and saying `received`. Space grows with
+    what has arrived, not with what a header claims.
+    """
+
+    def __init__(self, opener: Opener, leftover: bytes = b"") -> None:
+        self.opener = opener
+        self._buffer = memoryview(bytearray(_FIRST_BUFFER))
+        self._start = 0
+        self._end = 0
+        if leftover:
+            self.feed(leftover)
+
+    def feed(self, data: ReadableBuffer) -> None:
+        view = memoryview(data)
+        self.get_buffer(len(view))[: len(view)] = view
+        self.received(len(view))
+
+    def get_buffer(self, size: int = 1) -> memoryview:
+        """Room for at least `size` bytes behind those that wait."""
+        waiting = self._end - self._start
+        if waiting == 0:
+            self._start = self._end = 0
+        if len(self._buffer) - self._end < size:
+            old = self._buffer[self._start : self._end]
+            if len(self._buffer) - waiting < max(size, len(self._buffer) // 2):
+                self._buffer = memoryview(bytearray(_room(max(waiting + size, 2 * len(self._buffer)))))
+            self._buffer[:waiting] = old
+            self._start, self._end = 0, waiting
+        return self._buffer[self._end :]
+
+    def received(self, count: int) -> None:
+        """`count` bytes have been written to the front of `get_buffer`'s view."""
+        self._end += count
+
+    def frames(self) -> Iterator[Frame]:
+        """Every whole frame that has arrived; each one's payload is valid until the next is taken."""
+        while (frame := self.next_frame()) is not None:
+            yield frame
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, or None until more bytes arrive. Rekey frames are dealt with, not returned."""
+        while True:
+            missing = self.missing
+            if missing:
+                return None
+            begin = self._start + LENGTH_BYTES
+            header = self._buffer[self._start : begin]
+            end = begin + self.opener.frame_length(header)
+            self._start = end
+            frame = self.opener.open(header, self._buffer[begin:end])
+            if frame.kind is not Kind.REKEY:
+                return frame
+
+    @property
+    def missing(self) -> int:
+        """Bytes still needed before the next header or frame is whole; 0 when a frame is ready."""
+        waiting = self._end - self._start
+        if waiting < LENGTH_BYTES:
+            return LENGTH_BYTES - waiting
+        length = self.opener.frame_length(self._buffer[self._start : self._start + LENGTH_BYTES])
+        return max(0, LENGTH_BYTES + length - waiting)
+
+    @property
+    def bytes_pending(self) -> int:
+        """Bytes that wait for the rest of their frame; while there are any, the rest is due within 10 s."""
+        return self._end - self._start
+
+    def receive_eof(self) -> None:
+        """The stream ended: an error unless the peer's close frame was the last thing in it."""
+        if not self.opener.closed:
+            within = "within a frame" if self.bytes_pending else "without a close frame"
+            raise FrameError(f"the connection ended {within}")
+
+
+def close_reason(payload: ReadableBuffer) -> str:
+    """What the peer said in its close frame, fit to be shown."""
+    reader = Reader(memoryview(payload), "the close frame")
+    reason = reader.str8("reason")
+    reader.finish()
+    return printable(reason)
+
+
+def credit_count(payload: ReadableBuffer) -> int:
+    """The number in a credit frame."""
+    count = int.from_bytes(memoryview(payload), "big")
+    if not count:
+        raise WireError("a credit frame that grants nothing")
+    return count
+
+
+def _bytes_of(part: ReadableBuffer) -> memoryview:
+    view = memoryview(part)
+    if view.format == "B" and view.ndim == 1 and view.contiguous:
+        return view
+    if not view.nbytes:
+        return memoryview(b"")
+    try:
+        return view.cast("B")
+    except TypeError:  # formats memoryview cannot cast, such as complex numbers
+        return memoryview(view.tobytes())
+
+
+def _room(size: int) -> int:
+    """The next power of two: a few reallocations, then none."""
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,533 @@
+"""The handshake, version 5, without I/O: bytes in, bytes out.
+
+Two rules. A message is judged as soon as its header is there: magic, version, type, length, in this order, so
+nothing that will be refused is ever buffered. And each side has one table that names the only message type it
+takes in each state; whatever else arrives ends the connection.
+
+    client                                          server
+    AWAITING_SERVER_HELLO  -- ClientHello  ->       AWAITING_CLIENT_HELLO
+                           <- ServerHello  --       AWAITING_CLIENT_PROOF
+    AWAITING_VERDICT       -- ClientProof  ->       AWAITING_VERDICT        (the owner decides: `verdict`)
+    ESTABLISHED            <- Verdict 0    --       ESTABLISHED
+    FAILED                 <- Reject, Verdict > 0   FAILED
+
+One owner per object, on any one thread. The peer is trusted with nothing before its tag has been checked; its
+names are only shown. Secrets and keys never appear in a repr.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets as random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import ClassVar
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.errors import (
+    AuthenticationFailed,
+    ClusterMismatch,
+    HandshakeError,
+    Refused,
+    SuiteMismatch,
+    VersionMismatch,
+    WireError,
+)
+from mlxcel_nb.wire.fields import clip, str8
+from mlxcel_nb.wire.hello import (
+    HEADER,
+    MAGIC,
+    MAX_BODY,
+    NONCE_BYTES,
+    TAG_BYTES,
+    VERSION,
+    Hello,
+    Identity,
+    MessageType,
+    RejectCode,
+    VerdictCode,
+    decode_coded,
+    encode_reject,
+    hint,
+    message,
+    remote,
+    suite_name,
+)
+from mlxcel_nb.wire.keys import DirectionKeys, auth_key, direction_keys, hkdf_extract
+
+__all__ = [
+    "ClientHandshake", "Established", "Hello", "Identity", "RejectCode", "Refusal", "ServerHandshake", "State",
+    "VerdictCode", "encode_reject",
+]  # fmt: skip
+
+
+class State(Enum):
+    AWAITING_SERVER_HELLO = auto()
+    AWAITING_CLIENT_HELLO = auto()
+    AWAITING_CLIENT_PROOF = auto()
+    AWAITING_VERDICT = auto()
+    """On a client: from the server. On a server: from its own owner; not a byte may arrive meanwhile."""
+    ESTABLISHED = auto()
+    FAILED = auto()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why the peer said no: a RejectCode (`authenticated` false) or a VerdictCode."""
+
+    code: int
+    detail: str
+    authenticated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Established:
+    """What an accepted handshake leaves behind."""
+
+    peer: Hello
+    suite: int
+    is_client: bool
+    """The client opens odd channels, the server even ones."""
+    send: DirectionKeys
+    receive: DirectionKeys
+    leftover: bytes
+    """Bytes of frames that arrived behind the Verdict; always empty on a server."""
+    prk: bytes = field(repr=False)
+
+    def path_keys(self, path: int) -> tuple[DirectionKeys, DirectionKeys]:
+        """Send and receive keys of a further path (stripe, RDMA) between the same two, 0 to 255."""
+        return _split_keys(self.prk, is_client=self.is_client, path=path)
+
+
+class _Handshake:
+    """What both sides share: buffering, the header's checks, the ends."""
+
+    _EXPECTED: ClassVar[dict[State, MessageType]]
+    _PEER_NAME: ClassVar[str]
+
+    def __init__(
+        self, identity: Identity, state: State, *, where: str, nonce: bytes | None, private_key: bytes | None
+    ) -> None:
+        self.identity = identity
+        self.state = state
+        self.peer: Hello | None = None
+        self.established: Established | None = None
+        self.refusal: Refusal | None = None
+        self._where = where
+        self._buffer = bytearray()
+        self._outgoing = bytearray()
+        self._transcript = b""
+        self._private: X25519PrivateKey | None = (
+            X25519PrivateKey.generate() if private_key is None else X25519PrivateKey.from_private_bytes(private_key)
+        )
+        self._hello = Hello(
+            suite=identity.suite,
+            transports=identity.transports,
+            nonce=random.token_bytes(NONCE_BYTES) if nonce is None else nonce,
+            x25519=self._private.public_key().public_bytes_raw(),
+            incarnation=identity.incarnation,
+            cluster=identity.cluster,
+            node_id=identity.node_id,
+            role=identity.role,
+            data_addr=identity.data_addr,
+            libs="",
+        )
+
+    def data_to_send(self) -> bytes:
+        """What is due to the peer now; also after an exception, before the socket is closed."""
+        data = bytes(self._outgoing)
+        self._outgoing.clear()
+        return data
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Take what arrived, in pieces of any size.
+
+        Raises:
+            HandshakeError: the connection is to be closed after `data_to_send` has been flushed.
+        """
+        if self.state in (State.ESTABLISHED, State.FAILED):
+            raise RuntimeError(f"the handshake is over ({self.state.name})")
+        self._buffer += data
+        try:
+            while self.state not in (State.ESTABLISHED, State.FAILED) and self._buffer:
+                if not self._take_message():
+                    return
+        except HandshakeError:
+            self._fail()
+            raise
+        except WireError as error:
+            self._reject(RejectCode.MALFORMED)
+            self._fail()
+            raise HandshakeError(f"{self._whom()} sent a malformed handshake: {error}") from None
+
+    def receive_eof(self) -> None:
+        """The peer closed its end: always an error here."""
+        waited_for = self._EXPECTED.get(self.state)
+        self._fail()
+        what = "the verdict" if waited_for is None else _title(waited_for)
+        raise HandshakeError(f"{self._whom()} closed the connection when {what} was due")
+
+    def _take_message(self) -> bool:
+        """Handle the first whole message in the buffer; False when more bytes are needed."""
+        expected = self._EXPECTED.get(self.state)
+        if expected is None:
+            raise HandshakeError(f"{self._whom()} sent bytes before it had the verdict")
+        if not MAGIC.startswith(self._buffer[: len(MAGIC)]):
+            raise HandshakeError(
+                f"{self._whom()} does not speak this protocol", advice="Check the address and the port."
+            )
+        if len(self._buffer) < HEADER.size:
+            return False
+        _, version, kind, length = HEADER.unpack_from(self._buffer)
+        self._check_header(version, kind, length, expected)
+        end = HEADER.size + length
+        if len(self._buffer) < end:
+            return False
+        whole = bytes(self._buffer[:end])
+        del self._buffer[:end]
+        self._handle(MessageType(kind), whole)
+        return True
+
+    def _check_header(self, version: int, kind: int, length: int, expected: MessageType) -> None:
+        if kind == MessageType.REJECT and MessageType.REJECT in self._accepted(expected):
+            pass  # laid out alike in every version
+        elif version != VERSION:
+            self._reject(RejectCode.VERSION, str(VERSION))
+            raise VersionMismatch(
+                f"{self._whom()} speaks handshake version {version}, this side version {VERSION}",
+                advice="Install the same mlxcel-nb on both.",
+            )
+        elif kind not in MessageType._value2member_map_:
+            raise WireError(f"unknown message type {kind}")
+        elif kind != expected:
+            raise WireError(f"{_title(MessageType(kind))} out of turn, {_title(expected)} was due")
+        if length > MAX_BODY:
+            raise WireError(f"a body of {length} bytes, at most {MAX_BODY} are allowed")
+
+    def _accepted(self, expected: MessageType) -> tuple[MessageType, ...]:
+        return (expected,)
+
+    def _handle(self, kind: MessageType, whole: bytes) -> None:
+        raise NotImplementedError
+
+    def _reject(self, code: RejectCode, detail: str = "") -> None:
+        """Queue a Reject, where this side may send one."""
+
+    def _meet(self, hello: Hello) -> None:
+        """Refuse one's own reflection."""
+        if hello.incarnation == self.identity.incarnation or hello.x25519 == self._hello.x25519:
+            raise HandshakeError(
+                f"{self._whom()} is this node itself", advice="Check the address: it may lead back here by a relay."
+            )
+
+    def _agree(self, peer_public: bytes) -> bytes:
+        """Z, after which the ephemeral private key is forgotten."""
+        private, self._private = self._private, None
+        if private is None:
+            raise RuntimeError("the ephemeral key has been used")
+        try:
+            return private.exchange(X25519PublicKey.from_public_bytes(peer_public))
+        except ValueError:  # the all-zero result of a low-order point
+            raise HandshakeError(f"{self._whom()} sent a key of low order") from None
+
+    def _establish(self, prk: bytes, *, is_client: bool) -> None:
+        assert self.peer is not None
+        send, receive = _split_keys(prk, is_client=is_client)
+        self.established = Established(
+            peer=self.peer,
+            suite=self.identity.suite,
+            is_client=is_client,
+            send=send,
+            receive=receive,
+            leftover=bytes(self._buffer),
+            prk=prk,
+        )
+        self._buffer.clear()
+        self.state = State.ESTABLISHED
+
+    def _fail(self) -> None:
+        self.state = State.FAILED
+        self._private = None
+        self._buffer.clear()
+
+    def _whom(self) -> str:
+        """The peer as errors name it: its address, and the id it claims where that is known."""
+        if self.peer is None:
+            return self._where
+        return self.peer.node_id if self._where == self._PEER_NAME else f"{self.peer.node_id} ({self._where})"
+
+    def _unknown_secret(self) -> AuthenticationFailed:
+        return AuthenticationFailed(
+            f"authentication failed with {self._whom()}: it does not know this cluster's secret",
+            advice="Give both the same secret file.",
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.identity.node_id} {self.state.name}>"
+
+
+class ClientHandshake(_Handshake):
+    """The dialling side.
+
+    Args:
+        identity: what this node says of itself.
+        secret: the cluster's secret; retrying with an older one is the dialler's business.
+        expect_node_id: the node that was meant to be reached, where known.
+        where: the server's address, for error texts.
+        nonce, private_key: fixed values for golden vectors; fresh ones are drawn otherwise.
+    """
+
+    _EXPECTED = {
+        State.AWAITING_SERVER_HELLO: MessageType.SERVER_HELLO,
+        State.AWAITING_VERDICT: MessageType.VERDICT,
+    }
+    _PEER_NAME = "the server"
+
+    def __init__(
+        self,
+        identity: Identity,
+        secret: Secret | bytes,
+        *,
+        expect_node_id: str | None = None,
+        where: str = _PEER_NAME,
+        nonce: bytes | None = None,
+        private_key: bytes | None = None,
+    ) -> None:
+        super().__init__(identity, State.AWAITING_SERVER_HELLO, where=where, nonce=nonce, private_key=private_key)
+        self._secret = secret if isinstance(secret, Secret) else Secret(secret)
+        self._expect_node_id = expect_node_id
+        self._shared = b""
+        self._send(MessageType.CLIENT_HELLO, self._hello.encode())
+
+    def _accepted(self, expected: MessageType) -> tuple[MessageType, ...]:
+        return (expected, MessageType.REJECT)
+
+    def _send(self, kind: MessageType, body: bytes) -> None:
+        whole = message(kind, body)
+        self._transcript += whole
+        self._outgoing += whole
+
+    def _handle(self, kind: MessageType, whole: bytes) -> None:
+        body = whole[HEADER.size :]
+        if kind is MessageType.REJECT:
+            code, detail, _ = decode_coded(body, "Reject", tag=False)
+            self.refusal = Refusal(code, detail, authenticated=False)
+            raise remote(self._rejected(code, hint(detail)))
+        if kind is MessageType.SERVER_HELLO:
+            self._server_hello(Hello.decode(body, "ServerHello"), whole)
+        else:
+            self._verdict(*decode_coded(body, "Verdict", tag=True))
+
+    def _server_hello(self, hello: Hello, whole: bytes) -> None:
+        self.peer = hello
+        if hello.suite != self.identity.suite:
+            raise self._other_suite(suite_name(hello.suite))
+        if hello.cluster != self.identity.cluster:
+            raise ClusterMismatch(
+                f"{self._whom()} belongs to cluster {hello.cluster!r}, this side to {self.identity.cluster!r}",
+                advice="Name the same cluster on both.",
+            )
+        if self._expect_node_id is not None and hello.node_id != self._expect_node_id:
+            raise HandshakeError(
+                f"{self._where} is node {hello.node_id!r}, not {self._expect_node_id!r}",
+                advice="Check the addresses of the nodes.",
+            )
+        self._meet(hello)
+        self._shared = self._agree(hello.x25519)
+        self._transcript += whole
+        digest = hashlib.sha256(self._transcript).digest()
+        self._send(MessageType.CLIENT_PROOF, _client_tag(auth_key(self._secret.reveal()), digest))
+        self.state = State.AWAITING_VERDICT
+
+    def _verdict(self, code: int, detail: str, tag: bytes) -> None:
+        digest = hashlib.sha256(self._transcript).digest()
+        expected = _verdict_tag(auth_key(self._secret.reveal()), digest, code, detail)
+        if not hmac.compare_digest(tag, expected):
+            raise self._unknown_secret()
+        if code != VerdictCode.ACCEPTED:
+            self.refusal = Refusal(code, detail, authenticated=True)
+            raise remote(_refused(self._whom(), self.identity.node_id, code, hint(detail)))
+        prk = hkdf_extract(digest, self._shared + self._secret.reveal())
+        self._shared = b""
+        self._establish(prk, is_client=True)
+
+    def _fail(self) -> None:
+        super()._fail()
+        self._shared = b""
+
+    def _other_suite(self, theirs: str) -> SuiteMismatch:
+        return SuiteMismatch(
+            f"{self._whom()} uses {theirs}, this side {suite_name(self.identity.suite)}",
+            advice="Choose the same --suite on both.",
+        )
+
+    def _rejected(self, code: int, detail: str) -> HandshakeError:
+        """The error for an unauthenticated Reject: it chooses the words, never what is done."""
+        whom = self._whom()
+        if code == RejectCode.VERSION:
+            return VersionMismatch(
+                f"{whom} says it speaks handshake version {detail or 'other than ours'}, this side version {VERSION}",
+                advice="Install the same mlxcel-nb on both.",
+            )
+        if code == RejectCode.SUITE:
+            return self._other_suite(detail or "another cipher suite")
+        if code == RejectCode.CLUSTER:
+            other = f"cluster {detail!r}" if detail else "another cluster"
+            return ClusterMismatch(
+                f"{whom} says it belongs to {other}, this side to {self.identity.cluster!r}",
+                advice="Name the same cluster on both.",
+            )
+        if code == RejectCode.PENDING:
+            return Refused(f"{whom} has too many unfinished connections", advice="Try again in a moment.")
+        if code == RejectCode.AUTHENTICATION:
+            return AuthenticationFailed(
+                f"authentication failed with {whom}: it says this side does not know its cluster's secret",
+                advice="Give both the same secret file.",
+            )
+        why = "called the handshake malformed" if code == RejectCode.MALFORMED else f"gave reason {code}"
+        return HandshakeError(f"{whom} closed the connection and {why}" + (f": {detail}" if detail else ""))
+
+
+class ServerHandshake(_Handshake):
+    """The listening side.
+
+    Args:
+        identity: what this node says of itself.
+        secrets: the current secret, then older ones that are still let in.
+        where: the client's address, for error texts.
+        nonce, private_key: fixed values for golden vectors; fresh ones are drawn otherwise.
+    """
+
+    _EXPECTED = {
+        State.AWAITING_CLIENT_HELLO: MessageType.CLIENT_HELLO,
+        State.AWAITING_CLIENT_PROOF: MessageType.CLIENT_PROOF,
+    }
+    _PEER_NAME = "the client"
+
+    def __init__(
+        self,
+        identity: Identity,
+        secrets: Sequence[Secret | bytes],
+        *,
+        where: str = _PEER_NAME,
+        nonce: bytes | None = None,
+        private_key: bytes | None = None,
+    ) -> None:
+        super().__init__(identity, State.AWAITING_CLIENT_HELLO, where=where, nonce=nonce, private_key=private_key)
+        if not secrets:
+            raise ValueError("a server needs at least one secret")
+        self._secrets = [secret if isinstance(secret, Secret) else Secret(secret) for secret in secrets]
+        self._fitting: Secret | None = None
+        self._shared = b""
+
+    def _reject(self, code: RejectCode, detail: str = "") -> None:
+        self._outgoing += encode_reject(code, detail)
+
+    def _handle(self, kind: MessageType, whole: bytes) -> None:
+        body = whole[HEADER.size :]
+        if kind is MessageType.CLIENT_HELLO:
+            self._client_hello(Hello.decode(body, "ClientHello"), whole)
+        elif len(body) != TAG_BYTES:
+            raise WireError(f"ClientProof has {len(body)} bytes, not {TAG_BYTES}")
+        else:
+            self._client_proof(body, whole)
+
+    def _client_hello(self, hello: Hello, whole: bytes) -> None:
+        self.peer = hello
+        ours = suite_name(self.identity.suite)
+        if hello.suite != self.identity.suite:
+            self._reject(RejectCode.SUITE, ours)
+            raise SuiteMismatch(
+                f"{self._whom()} uses {suite_name(hello.suite)}, this side {ours}",
+                advice="Choose the same --suite on both.",
+            )
+        if hello.cluster != self.identity.cluster:
+            # Without our name in it: whoever has proved nothing is told nothing.
+            self._reject(RejectCode.CLUSTER)
+            raise ClusterMismatch(
+                f"{self._whom()} asked for cluster {hello.cluster!r}, this side belongs to {self.identity.cluster!r}",
+                advice="Name the same cluster on both.",
+            )
+        self._meet(hello)
+        answer = message(MessageType.SERVER_HELLO, self._hello.encode())
+        self._outgoing += answer
+        self._transcript = whole + answer
+        self.state = State.AWAITING_CLIENT_PROOF
+
+    def _client_proof(self, tag: bytes, whole: bytes) -> None:
+        assert self.peer is not None
+        digest = hashlib.sha256(self._transcript).digest()
+        for secret in self._secrets:
+            if hmac.compare_digest(tag, _client_tag(auth_key(secret.reveal()), digest)) and self._fitting is None:
+                self._fitting = secret
+        if self._fitting is None:
+            self._reject(RejectCode.AUTHENTICATION)
+            raise self._unknown_secret()
+        self._shared = self._agree(self.peer.x25519)
+        self._transcript += whole
+        self.state = State.AWAITING_VERDICT
+
+    @property
+    def secret_index(self) -> int | None:
+        """Which of `secrets` the client proved: 0 the current one; None before its proof."""
+        return None if self._fitting is None else self._secrets.index(self._fitting)
+
+    def verdict(self, code: int = VerdictCode.ACCEPTED, detail: str = "") -> None:
+        """Tell the client the decision about it: queues the Verdict; code 0 makes this side ESTABLISHED."""
+        if self.state is not State.AWAITING_VERDICT or self._fitting is None:
+            raise RuntimeError(f"no verdict is due ({self.state.name})")
+        if not 0 <= code <= 255:
+            raise ValueError(f"verdict code {code} does not fit into a byte")
+        detail = clip(detail)
+        secret, digest = self._fitting.reveal(), hashlib.sha256(self._transcript).digest()
+        tag = _verdict_tag(auth_key(secret), digest, code, detail)
+        self._outgoing += message(MessageType.VERDICT, bytes([code]) + str8(detail) + tag)
+        if code == VerdictCode.ACCEPTED:
+            prk = hkdf_extract(digest, self._shared + secret)
+            self._shared = b""
+            self._establish(prk, is_client=False)
+        else:
+            self._fail()
+
+    def _fail(self) -> None:
+        super()._fail()
+        self._shared = b""
+
+
+def _client_tag(key: bytes, digest: bytes) -> bytes:
+    return hmac.digest(key, b"client proof" + digest, "sha256")
+
+
+def _verdict_tag(key: bytes, digest: bytes, code: int, detail: str) -> bytes:
+    return hmac.digest(key, b"server verdict" + digest + bytes([code]) + str8(detail), "sha256")
+
+
+def _split_keys(prk: bytes, *, is_client: bool, path: int | None = None) -> tuple[DirectionKeys, DirectionKeys]:
+    c2s, s2c = direction_keys(prk, b"c2s", path=path), direction_keys(prk, b"s2c", path=path)
+    return (c2s, s2c) if is_client else (s2c, c2s)
+
+
+def _refused(whom: str, node_id: str, code: int, detail: str) -> Refused:
+    said = f": {detail}" if detail else ""
+    match code:
+        case VerdictCode.CAPACITY:
+            return Refused(f"{whom} has no room for another connection{said}", advice="Try again later.")
+        case VerdictCode.IDENTITY:
+            return Refused(
+                f"{whom} refuses the identity {node_id!r} from this address{said}",
+                advice="Use another node id, or name this address for it in the cluster file.",
+            )
+        case VerdictCode.DUPLICATE:
+            return Refused(
+                f"{whom} already has a live node {node_id!r} of another incarnation{said}",
+                advice="Stop that process, or use another node id.",
+            )
+    return Refused(f"{whom} refused the connection with code {code}{said}")
+
+
+def _title(kind: MessageType) -> str:
+    return "".join(word.capitalize() for word in kind.name.split("_"))
