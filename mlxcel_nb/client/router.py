@@ -88,7 +88,7 @@ class Router:
         """
         answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         request_id = new_id()
-        self.open_inbox(request_id, lambda _node, answer: answers.put(answer))
+        self.open_inbox(request_id, lambda node, answer: answers.put(answer) if node == node_id else None)
         try:
             self.send(node_id, {**message, "id": request_id})
             answer = answers.get(timeout=timeout)
@@ -96,7 +96,7 @@ class Router:
             raise StepTimeout(f"no answer to {message['type']!r} within {timeout:g} s", node=node_id) from None
         finally:
             self.close_inbox(request_id)
-        if answer.get("type") == "error":
+        if answer.get("type") in ("error", "lost"):
             raise errors.from_dict(answer["error"])
         return answer
 

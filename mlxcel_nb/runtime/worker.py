@@ -99,7 +99,6 @@ class Worker:
         self._state = threading.Lock()
         self._waiting = False
         self._epoch = 0
-        self._pending: MlxcelError | None = None
         self._executions: dict[int, Any] = {}
         self._thread = threading.Thread(target=self._main, name="mlx", daemon=True)
 
@@ -122,31 +121,24 @@ class Worker:
         """Leave `epoch`, if that is what the thread is in; loading is epoch -1."""
         with self._state:
             if self._epoch == epoch or 0 < self._epoch < epoch:
-                self._break(error)
+                self.interrupt.set(error)
 
     def fail(self, error: MlxcelError) -> None:
         """A member is gone: no further epoch can run on this instance."""
         with self._state:
             self.broken = self.broken or error
             if self._epoch:
-                self._break(error)
-
-    def _break(self, error: MlxcelError) -> None:
-        if self._pending is None:
-            self._pending = error
-            self.interrupt.set(error)
+                self.interrupt.set(error)
 
     # -- the MLX thread ---------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise what `abort` or `fail` brought in; called wherever the thread is about to do much."""
-        if self._pending is not None:
-            raise self._pending
+        self.interrupt.check()
 
     def enter(self, epoch: int) -> None:
         with self._state:
             self._epoch = epoch
-            self._pending = None
             self.interrupt.clear()
 
     def leave(self) -> None:
@@ -185,8 +177,7 @@ class Worker:
         finally:
             with self._state:
                 self._waiting = False
-                if self._pending is None:
-                    self.interrupt.clear()
+                self.interrupt.clear()
         try:
             return self._obey(self._queue.get_nowait())
         except queue.Empty:

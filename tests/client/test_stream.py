@@ -1,0 +1,115 @@
+"""A stream ends exactly once, whatever its messages and its nodes do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mlxcel_nb.client.stream import Stream
+from mlxcel_nb.errors import EngineLost, MlxcelError, NodeFailed, PeerLost, WireError
+
+
+class Wire:
+    """A stream whose messages the test writes itself."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+        self.closed = 0
+        self.stream = Stream(
+            leader="engine-0",
+            cancel=self._cancel,
+            progress=lambda: 0,
+            explain=self._explain,
+            close=self._close,
+            stall_s=1.0,
+        )
+
+    def _cancel(self) -> None:
+        self.cancelled += 1
+
+    def _close(self) -> None:
+        self.closed += 1
+
+    @staticmethod
+    def _explain(error: MlxcelError) -> MlxcelError:
+        return EngineLost("ended by SIGKILL", node=error.node) if isinstance(error, PeerLost) else error
+
+    def say(self, kind: str, seq: int, text: str = "", tokens: tuple[int, ...] = (), **more: Any) -> None:
+        message = {"type": kind, "seq": seq, "text": text, "tokens": list(tokens), **more}
+        self.stream.put("engine-0", message)
+
+
+def test_deltas_add_up_to_the_completion() -> None:
+    wire = Wire()
+    wire.say("delta", 0, "Hello", (1, 2))
+    wire.say("delta", 1, ", you", (3,))
+    wire.say("end", 2, "!", (4,), finish_reason="length", usage={"prompt_tokens": 5, "generation_tokens": 4})
+    assert [d.text for d in wire.stream] == ["Hello", ", you", "!"]
+    done = wire.stream.completion
+    assert done is not None
+    assert (done.text, done.token_ids, done.finish_reason) == ("Hello, you!", (1, 2, 3, 4), "length")
+    assert (done.prompt_tokens, done.generation_tokens) == (5, 4)
+    assert wire.closed == 1
+
+
+def test_no_delta_is_empty() -> None:
+    """Case 17."""
+    wire = Wire()
+    wire.say("delta", 0, "a", (1,))
+    wire.say("end", 1, "", (), finish_reason="stop")
+    assert [d.text for d in wire.stream] == ["a"]
+
+
+def test_an_error_at_the_end_is_raised_after_the_text_so_far() -> None:
+    wire = Wire()
+    wire.say("delta", 0, "half", (1,))
+    wire.say("end", 1, finish_reason="error", error=NodeFailed("ValueError: no", node="engine-1").to_dict())
+    seen = []
+    with pytest.raises(NodeFailed, match="engine-1: ValueError: no"):
+        for delta in wire.stream:
+            seen.append(delta.text)
+    assert seen == ["half"] and wire.stream.text == "half"
+    assert wire.stream.completion is not None and wire.stream.completion.finish_reason == "error"
+
+
+def test_losing_the_leader_ends_the_stream_and_says_how_its_process_ended() -> None:
+    wire = Wire()
+    wire.stream.put("engine-0", {"type": "lost", "error": PeerLost("reset", node="engine-0").to_dict()})
+    with pytest.raises(EngineLost, match="engine-0: ended by SIGKILL"):
+        wire.stream.result()
+
+
+def test_losing_another_node_is_left_to_the_leader_to_tell() -> None:
+    wire = Wire()
+    wire.stream.put("engine-1", {"type": "lost", "error": PeerLost("reset", node="engine-1").to_dict()})
+    assert wire.stream.next(0.01) is None and not wire.stream.done
+
+
+def test_a_missing_frame_is_an_error_not_a_hole_in_the_text() -> None:
+    wire = Wire()
+    wire.say("delta", 0, "a", (1,))
+    wire.say("delta", 2, "c", (3,))
+    with pytest.raises(WireError, match="frame 1"):
+        wire.stream.result()
+
+
+def test_cancel_reaches_the_leader_only_while_the_request_runs() -> None:
+    wire = Wire()
+    wire.stream.cancel()
+    wire.say("end", 0, finish_reason="cancelled")
+    assert wire.stream.result().finish_reason == "cancelled"
+    wire.stream.cancel()
+    assert wire.cancelled == 1
+
+
+def test_a_stream_can_be_awaited() -> None:
+    wire = Wire()
+    wire.say("delta", 0, "x", (1,))
+    wire.say("end", 1, finish_reason="stop")
+
+    async def read() -> list[str]:
+        return [delta.text async for delta in wire.stream]
+
+    assert asyncio.run(read()) == ["x"]

@@ -1,0 +1,77 @@
+"""The runtime's messages survive the wire and refuse what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlxcel_nb.cluster.layout import make_layout
+from mlxcel_nb.errors import ConfigError, MlxcelError, RequestError, WireError
+from mlxcel_nb.models.params import SamplingParams
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, Step
+from mlxcel_nb.wire.messages import pack, unpack
+
+
+def load_order(**changes: Any) -> LoadOrder:
+    facts: dict[str, Any] = {
+        "id": "a",
+        "instance": "i",
+        "model": "/models/x",
+        "layout": make_layout(30, pp=2),
+        "members": (Member(node_id="n0", address="127.0.0.1:1"), Member(node_id="n1", address="[::1]:2")),
+        "dtype": "auto",
+        "step_s": 30.0,
+    }
+    return LoadOrder(**{**facts, **changes})
+
+
+def test_orders_and_steps_survive_the_wire() -> None:
+    load = load_order()
+    assert LoadOrder.from_dict(unpack(pack(load.to_dict()))) == load
+    ask = GenerateOrder(id="r", instance="i", params=SamplingParams(stop=("\n\n",), seed=7), prompt="$x {y} 🙂")
+    assert GenerateOrder.from_dict(unpack(pack(ask.to_dict()))) == ask
+    step = Step(epoch=3, step=4, count=2, sample=True, prefill=False, tokens=(5, 6))
+    assert Step.from_dict(unpack(pack(step.to_dict(with_tokens=True)))) == step
+    assert Step.from_dict(step.to_dict(with_tokens=False)).tokens == ()
+
+
+def test_a_member_finds_its_place_and_a_stranger_does_not() -> None:
+    assert load_order().place("n1") == 1
+    with pytest.raises(WireError, match="n9"):
+        load_order().place("n9")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"members": [["n0", "127.0.0.1:1"]]}, {"layout": {}}, {"id": 3}, {"step_s": "soon"}, {"members": None}],
+)
+def test_a_bent_load_order_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises((WireError, ConfigError)):
+        LoadOrder.from_dict({**load_order().to_dict(), **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt": 3},
+        {"prompt": "x", "messages": []},
+        {"params": {"temprature": 1}},
+        {"params": {"stop": [""]}},
+        {"params": {"max_tokens": -1}},
+        {"token_ids": [1, "2"], "prompt": None},
+        {"token_ids": [-1]},
+    ],
+)
+def test_a_bent_request_is_refused(change: dict[str, Any]) -> None:
+    good = GenerateOrder(id="r", instance="i", params=SamplingParams(), prompt="x").to_dict()
+    if "token_ids" in change:
+        good.pop("prompt")
+        change = {k: v for k, v in change.items() if v is not None}
+    with pytest.raises(MlxcelError):
+        GenerateOrder.from_dict({**good, **change})
+
+
+def test_a_request_is_one_of_prompt_messages_and_ids() -> None:
+    with pytest.raises(RequestError):
+        GenerateOrder(id="r", instance="i", params=SamplingParams())
