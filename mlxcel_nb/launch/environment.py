@@ -1,0 +1,29 @@
+"""What a process of a local cluster inherits, and how the cores are shared out. Pure but for looking at this machine."""
+
+from __future__ import annotations
+
+import os
+import site
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def threads_for(n: int) -> int:
+    """BLAS threads of each of `n` engines on this machine: the cores shared out, at least one."""
+    affinity = getattr(os, "sched_getaffinity", None)  # a container or taskset may leave us fewer than there are
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, cores // n)
+
+
+def child_environment(environ: Mapping[str, str], threads: int) -> dict[str, str]:
+    """What a child inherits: no secret, no settings that would steer ipyparallel, as many threads as it is given."""
+    dropped = ("IPP_", "MLXCEL_CLUSTER_SECRET", "JPY_PARENT_PID", "PYTHONINSPECT")
+    env = {key: value for key, value in environ.items() if not key.startswith(dropped)}
+    for key in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+        env[key] = str(threads)
+    env["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # else a frozen-modules warning heads every log
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in {*site.getsitepackages(), site.getusersitepackages()}:
+        # A checkout: found by us through sys.path, which a fresh interpreter does not inherit.
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
+    return env

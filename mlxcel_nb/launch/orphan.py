@@ -1,0 +1,79 @@
+"""The orphan guard: a process that serves an owner ends when the owner does.
+
+Runs in the controller and in every engine, on a thread of its own, so that it works while the main thread is in
+native code. Two signs are watched: the end of standard input, whose other end only the owner holds, and the
+parent's pid, because a child that the owner forked may hold the pipe open beyond the owner's death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import threading
+from collections.abc import Callable
+
+CHECK_S = 1.0
+"""The parent's pid is looked at this often."""
+
+GRACE_S = 1.0
+"""What is to be done before the end may take this long."""
+
+
+class OrphanGuard:
+    """Owns standard input: gives its first line to whoever asks, and ends the process when its end is reached."""
+
+    def __init__(self, owner_pid: int, *, fd: int = 0) -> None:
+        self._owner_pid = owner_pid
+        self._fd = fd
+        self._last_acts: list[Callable[[], None]] = []
+        self._line: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Begin to watch."""
+        threading.Thread(target=self._watch, name="mlxcel-orphan-guard", daemon=True).start()
+
+    def before_end(self, act: Callable[[], None]) -> None:
+        """Do `act` before the process ends, newest first, all of them within `GRACE_S`."""
+        self._last_acts.append(act)
+
+    def first_line(self, timeout: float) -> str:
+        """What the owner wrote first.
+
+        Raises:
+            queue.Empty: nothing came within `timeout` seconds.
+        """
+        return self._line.get(timeout=timeout)
+
+    def _watch(self) -> None:
+        received = bytearray()
+        given = False
+        while os.getppid() == self._owner_pid:
+            readable, _, _ = select.select([self._fd], [], [], CHECK_S)
+            if not readable:
+                continue
+            data = os.read(self._fd, 65536)
+            if not data:
+                break
+            if not given:
+                received += data
+                line, newline, _ = received.partition(b"\n")
+                if newline:
+                    given = True
+                    self._line.put(line.decode())
+        self._end()
+
+    def _end(self) -> None:
+        worker = threading.Thread(target=self._act, daemon=True)
+        worker.start()
+        worker.join(GRACE_S)
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # what this process started goes with it
+        os._exit(0)
+
+    def _act(self) -> None:
+        for act in reversed(self._last_acts):
+            with contextlib.suppress(Exception):  # the end does not wait for a tidy one
+                act()
