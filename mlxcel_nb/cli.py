@@ -1,0 +1,67 @@
+"""`mlxcel-nb`: the command tree in a shell.
+
+Exit status: 0 done, 1 an error (one line on standard error), 2 a line that does not parse, 130 stopped by Ctrl-C,
+143 by SIGTERM. Results go to standard output, everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from mlxcel_nb.commands import dispatch, parser, platforms
+from mlxcel_nb.commands.console import TerminalConsole
+from mlxcel_nb.commands.parser import HelpAsked, UsageProblem, Where
+from mlxcel_nb.commands.session import current
+from mlxcel_nb.errors import MlxcelError
+
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+
+MODEL_COMMANDS = frozenset({"generate:generate", "chat:chat", "demo:demo"})
+"""Handlers that need MLX; the others work without a back end."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit status. Whatever it started has stopped by then."""
+    if problem := platforms.here():
+        return _fail(problem)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except HelpAsked as asked:
+        print(asked.text, end="")
+        return 0
+    except UsageProblem as problem:
+        return _fail(str(problem), status=2)
+    except MlxcelError as problem:
+        return _fail(str(problem))
+    except KeyboardInterrupt:
+        return _fail("interrupted", status=INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has seen enough; Python's own last flush must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    finally:
+        current().stop_all()
+
+
+def _run(argv: list[str]) -> int:
+    args = parser.parse(parser.build(Where.SHELL), argv)
+    if args.version:
+        args.handler = "version:short"
+    if args.handler in MODEL_COMMANDS and (problem := platforms.missing_back_end()):
+        return _fail(problem)
+    return dispatch.run(args, dispatch.Context(TerminalConsole(), current()))
+
+
+def _terminate(_signum: int, _frame: FrameType | None) -> None:
+    """SIGTERM unwinds the stack, so that engines are stopped on the way out."""
+    sys.exit(TERMINATED)
+
+
+def _fail(message: str, *, status: int = 1) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return status

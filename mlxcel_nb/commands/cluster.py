@@ -1,0 +1,68 @@
+"""`cluster start|status|stop|list` and `status`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from mlxcel_nb.cluster.secret import resolve_secret
+from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.notebook.display import Column, table
+from mlxcel_nb.notebook.views import status_view
+
+
+def start(args: argparse.Namespace, context: Context) -> None:
+    """Handler of `cluster start`."""
+    begun = time.monotonic()
+    with context.console.progress(f"Starting {args.engines} engine{'s' if args.engines > 1 else ''}"):
+        held = context.session.start(
+            name=args.name,
+            n=args.engines,
+            secret=resolve_secret(file=args.secret_file),
+            deadline=args.deadline,
+            threads=args.threads,
+        )
+    cluster = held.cluster
+    nodes = ", ".join(node.node_id for node in cluster.nodes)
+    context.console.say(f"Cluster {cluster.name} is up after {time.monotonic() - begun:.1f} s: {nodes}.")
+
+
+def status(args: argparse.Namespace, context: Context) -> None:
+    """Handler of `status` and `cluster status`."""
+    context.console.show(status_view(context.session.get(args.cluster).cluster.status()))
+
+
+def stop(args: argparse.Namespace, context: Context) -> None:
+    """Handler of `cluster stop`."""
+    if args.all:
+        stopped = context.session.stop_all()
+        context.console.say(f"Stopped {', '.join(stopped)}." if stopped else "No cluster is running.")
+    else:
+        context.console.say(f"Stopped {context.session.stop(args.cluster)}.")
+
+
+def list_clusters(_args: argparse.Namespace, context: Context) -> None:
+    """Handler of `cluster list`: every cluster of this user on this machine, whoever started it."""
+    from mlxcel_nb.launch import registry
+
+    records = registry.list_clusters()
+    if not records:
+        context.console.say("No cluster runs on this machine.")
+        return
+    columns = [Column("cluster"), Column("engines", number=True), Column("up", number=True), Column("owner")]
+    now = time.time()
+    rows = [(record.name, record.n, _age(now - record.created), _owner(record.owner.pid)) for record in records]
+    context.console.show(table("", columns, rows))
+
+
+def _owner(pid: int) -> str:
+    return f"this process ({pid})" if pid == os.getpid() else f"process {pid}"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,104 @@
+"""`generate`: one prompt, one answer, in a cell or a terminal. `answer` is shared with `chat`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import keyword
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mlxcel_nb.client.report import Completion
+from mlxcel_nb.commands import prompts
+from mlxcel_nb.commands.console import Console
+from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.commands.load import load_model
+from mlxcel_nb.commands.parser import UsageProblem
+from mlxcel_nb.commands.session import Held
+from mlxcel_nb.models.params import SamplingParams
+from mlxcel_nb.notebook.display import View
+from mlxcel_nb.notebook.streaming import show_stream
+from mlxcel_nb.notebook.views import footer
+
+INTERRUPTED = 130
+"""Exit status of a command that the user stopped: 128 and the number of SIGINT."""
+
+
+def generate(args: argparse.Namespace, context: Context) -> int:
+    """Handler of `generate`."""
+    params = params_from(args)
+    check_output(args)
+    prompt = prompts.choose(args.prompt, context.prompt)
+    if prompt is None:
+        raise UsageProblem(
+            "there is no prompt", advice="Write it under a first line of %%mlxcel generate, or give --prompt."
+        )
+    prompt = filled(prompt, args, context)
+    with cluster_for(args, context) as held:
+        stream = held.cluster.stream(prompt, params)
+        as_json = getattr(args, "json", False)
+        completion, interrupted = answer(stream, context.console, silent=as_json)
+    if as_json:
+        context.console.show(View(json.dumps(completion.to_dict(), ensure_ascii=False), ""))
+    store(completion, args, context)
+    return INTERRUPTED if interrupted else 0
+
+
+def answer(stream: Any, console: Console, *, silent: bool = False) -> tuple[Completion, bool]:
+    """Show a stream and its footer; returns the completion and whether the user interrupted it."""
+    if silent:
+        return show_stream(stream, len)
+    try:
+        completion, interrupted = show_stream(stream, console.write)
+    finally:
+        console.end_text()
+    console.remark(footer(completion))
+    return completion, interrupted
+
+
+@contextmanager
+def cluster_for(args: argparse.Namespace, context: Context) -> Iterator[Held]:
+    """The notebook's cluster, or, from a shell, one that lives as long as the command."""
+    if not hasattr(args, "model"):
+        yield context.session.get(args.cluster)
+        return
+    try:
+        with context.console.progress("Starting engines"):
+            held = context.session.start(n=args.tp * args.pp)
+        load_model(held, args, context.console)
+        yield held
+    finally:
+        context.session.stop_all()
+
+
+def params_from(args: argparse.Namespace) -> SamplingParams:
+    """The sampling options as checked parameters."""
+    return SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        seed=args.seed,
+        stop=tuple(args.stop),
+    )
+
+
+def filled(text: str, args: argparse.Namespace, context: Context) -> str:
+    """`text` with variables put in, if `--template` asked for it."""
+    return prompts.interpolate(text, context.names) if getattr(args, "template", False) else text
+
+
+def check_output(args: argparse.Namespace) -> None:
+    """Refuse a name that `-o` cannot store under, before any token is made."""
+    name = getattr(args, "output", None)
+    if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+        raise UsageProblem(f"{name!r} is not a variable's name", advice="As in: -o answer")
+
+
+def store(completion: Completion, args: argparse.Namespace, context: Context) -> None:
+    """Keep the completion in the variable that `-o` named."""
+    if name := getattr(args, "output", None):
+        context.names[name] = completion

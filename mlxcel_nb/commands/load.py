@@ -1,0 +1,52 @@
+"""`load` and `unload`; `load_model` also serves the shell's `generate` and `chat`."""
+
+from __future__ import annotations
+
+import argparse
+
+from mlxcel_nb.client.report import LoadProgress
+from mlxcel_nb.commands.console import Console, Progress
+from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.commands.session import Held
+from mlxcel_nb.notebook.display import View, bytes_text
+from mlxcel_nb.notebook.views import load_view
+
+
+class Meter:
+    """Adds up the nodes' progress into one bar. Called from the client's thread."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._nodes: dict[str, LoadProgress] = {}
+
+    def __call__(self, news: LoadProgress) -> None:
+        self._nodes[news.node_id] = news
+        done = sum(node.done_bytes for node in self._nodes.values())
+        total = sum(node.total_bytes for node in self._nodes.values())
+        self._progress.update(done, total, f"{bytes_text(done)} of {bytes_text(total)}; {news.node_id}: {news.what}")
+
+
+def load(args: argparse.Namespace, context: Context) -> None:
+    """Handler of `load`."""
+    context.console.show(load_model(context.session.get(args.cluster), args, context.console))
+
+
+def load_model(held: Held, args: argparse.Namespace, console: Console) -> View:
+    """Load what `args` name on the cluster, with a progress bar; returns what to show of it."""
+    with console.progress(f"Loading {args.model}") as progress:
+        meter = Meter(progress)
+        report = held.cluster.load(
+            args.model,
+            tp=args.tp,
+            pp=args.pp,
+            layers=args.layers,
+            dtype=args.dtype,
+            on_progress=meter,
+        )
+    return load_view(report)
+
+
+def unload(args: argparse.Namespace, context: Context) -> None:
+    """Handler of `unload`."""
+    context.session.get(args.cluster).cluster.unload()
+    context.console.say("The model is unloaded.")

@@ -1,0 +1,35 @@
+"""Which systems this runs on, and whether MLX has a back end here. `unsupported` is pure."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from pathlib import Path
+
+
+def unsupported(system: str, machine: str) -> str | None:
+    """One line for a system MLX does not run on; None where it does."""
+    if system == "Windows":
+        return "mlxcel_nb does not run on Windows itself; install it in WSL2, where it is a Linux program"
+    if system == "Darwin" and machine != "arm64":
+        return "mlxcel_nb needs a Mac with Apple silicon; MLX has no build for Intel Macs"
+    return None
+
+
+def missing_back_end() -> str | None:
+    """One line when MLX's library is absent, with the way to get it; None when it is there. Imports nothing heavy."""
+    spec = importlib.util.find_spec("mlx")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if any(any(Path(place, "lib").glob("libmlx.*")) for place in places):
+        return None
+    if platform.system() == "Darwin":
+        return "MLX is not installed; run: pip install mlx"
+    return (
+        "MLX has no back end here; run: pip install 'mlxcel_nb[cpu]', "
+        "or with an NVIDIA card 'mlxcel_nb[cuda12]' or 'mlxcel_nb[cuda13]'"
+    )
+
+
+def here() -> str | None:
+    """`unsupported` for this machine."""
+    return unsupported(platform.system(), platform.machine())

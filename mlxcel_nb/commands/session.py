@@ -1,0 +1,135 @@
+"""What one kernel, or one run of the command line, has going: its clusters and their conversations.
+
+Used from the main thread. Each cluster keeps its own conversation; without a name, commands mean the one started last.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mlxcel_nb.errors import ClusterError
+
+if TYPE_CHECKING:
+    from mlxcel_nb.client.cluster import Cluster
+
+Message = dict[str, str]
+
+
+@dataclass
+class Conversation:
+    """The turns of a chat, in the shape of chat templates."""
+
+    system: str | None = None
+    turns: list[Message] = field(default_factory=list)
+
+    def reset(self) -> None:
+        self.turns.clear()
+
+    def instruct(self, system: str | None) -> None:
+        """Set the system message; another one than before starts the conversation anew."""
+        if system != self.system:
+            self.system = system or None
+            self.reset()
+
+    def ask(self, text: str) -> list[Message]:
+        """The messages to send for the next turn; nothing is kept until `keep`."""
+        lead = [{"role": "system", "content": self.system}] if self.system else []
+        return [*lead, *self.turns, {"role": "user", "content": text}]
+
+    def keep(self, asked: str, answered: str) -> None:
+        self.turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+
+
+@dataclass
+class Held:
+    """A cluster this process started."""
+
+    cluster: Cluster
+    conversation: Conversation = field(default_factory=Conversation)
+
+
+class Session:
+    """The clusters of this process, by name, in the order they were started."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+        self._pid = os.getpid()
+        atexit.register(self._at_exit)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._held)
+
+    def start(self, *, name: str | None = None, **options: Any) -> Held:
+        """Start a cluster; a second one has to be named.
+
+        Raises:
+            ClusterError: one is running already.
+        """
+        if self._held and name is None:
+            running = ", ".join(self._held)
+            raise ClusterError(
+                f"cluster {running} is already running in this notebook",
+                advice="Stop it with %mlxcel cluster stop, or give the new one a --name.",
+            )
+        if name in self._held:
+            raise ClusterError(f"cluster {name} is already running in this notebook", advice="Choose another --name.")
+        from mlxcel_nb.client.cluster import Cluster
+
+        cluster = Cluster(name=name, **options)
+        cluster.start()
+        held = Held(cluster)
+        self._held[cluster.name] = held
+        return held
+
+    def get(self, name: str | None = None) -> Held:
+        """The named cluster, or the one started last.
+
+        Raises:
+            ClusterError: there is none.
+        """
+        if not self._held:
+            raise ClusterError("no cluster is running", advice="Start one: %mlxcel cluster start -n 2")
+        if name is None:
+            return next(reversed(self._held.values()))
+        if name not in self._held:
+            raise ClusterError(f"no cluster is called {name}", advice=f"There is {', '.join(self._held)}.")
+        return self._held[name]
+
+    def stop(self, name: str | None = None) -> str:
+        """Stop one cluster; returns its name. It is forgotten even when stopping fails."""
+        held = self.get(name)
+        del self._held[held.cluster.name]
+        held.cluster.stop()
+        return held.cluster.name
+
+    def stop_all(self) -> list[str]:
+        """Stop every cluster, the latest first; the first failure is raised when all were tried."""
+        stopped: list[str] = []
+        failure: Exception | None = None
+        while self._held:
+            try:
+                stopped.append(self.stop())
+            except Exception as problem:  # noqa: BLE001 - the others must still be stopped
+                failure = failure or problem
+        if failure:
+            raise failure
+        return stopped
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:
+            self.stop_all()
+
+
+_session: Session | None = None
+
+
+def current() -> Session:
+    """This process's session."""
+    global _session
+    if _session is None:
+        _session = Session()
+    return _session

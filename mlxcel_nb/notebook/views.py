@@ -1,0 +1,102 @@
+"""What the client reports, as tables. Pure: from `client.report` dataclasses to `display.View`s."""
+
+from __future__ import annotations
+
+from mlxcel_nb.client.report import ClusterStatus, Completion, LoadReport, NodeReport
+from mlxcel_nb.notebook.display import RUN_MIME, Column, State, View, bytes_text, ms_text, note, stack, table
+
+
+def status_view(status: ClusterStatus) -> View:
+    """Who holds what, over which links, and how fast the last answer was."""
+    model = status.model
+    held = {part.node_id: part for part in model.parts} if model else {}
+    columns = [
+        Column("node"),
+        Column("state"),
+        Column("role"),
+        Column("layers"),
+        Column("weights", number=True),
+        Column("BLAS"),
+        Column("threads", number=True),
+        Column("pid", number=True),
+        Column("address"),
+    ]
+    rows: list[list[object]] = []
+    for node in status.nodes:
+        part = held.get(node.node_id)
+        rows.append(
+            [
+                node.node_id,
+                State(node.state, node.reason),
+                _role(node),
+                layers_text(node.layers),
+                bytes_text(part.resident_bytes) if part else None,
+                node.blas or None,
+                node.threads or None,
+                node.pid or None,
+                node.address or None,
+            ]
+        )
+    title = f"Cluster {status.name}"
+    if model:
+        title += f": {model.model}, {model.layout}, {model.dtype}"
+    notes = [] if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
+    views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
+    if status.links:
+        views.append(
+            table(
+                "Links",
+                [Column("from"), Column("to"), Column("path"), Column("cipher"), Column("round trip", number=True)],
+                [[link.source, link.target, link.transport, link.cipher, ms_text(link.rtt_s)] for link in status.links],
+            )
+        )
+    if status.last:
+        views.append(note(f"Last answer: {run_text(status.last)}"))
+    return stack(*views)
+
+
+def load_view(report: LoadReport) -> View:
+    """Who holds which layers of a freshly loaded model."""
+    columns = [Column("node"), Column("stage", number=True), Column("rank", number=True), Column("layers")]
+    columns += [Column("weights", number=True)]
+    rows = [
+        [part.node_id, part.stage, part.rank, layers_text(part.layers), bytes_text(part.resident_bytes)]
+        for part in report.parts
+    ]
+    title = f"{report.model} is ready after {report.load_s:.1f} s: {report.layout}, {report.dtype}"
+    return table(title, columns, rows, [f"Note: {warning}" for warning in report.warnings])
+
+
+def footer(completion: Completion) -> View:
+    """One quiet line under an answer, with the metrics, and no word of its text, for other programs."""
+    view = note(run_text(completion))
+    data = completion.to_dict()
+    return View(view.text, view.html, {RUN_MIME: {k: v for k, v in data.items() if k not in _WORDS}})
+
+
+_WORDS = frozenset({"text", "tokens", "stop_reason"})
+
+
+def run_text(completion: Completion) -> str:
+    """An answer's figures in one line."""
+    count, timings = completion.generation_tokens, completion.timings
+    parts = [f"{count} token{'' if count == 1 else 's'}"]
+    if timings.tokens_per_s:
+        parts.append(f"{timings.tokens_per_s:.3g} tokens/s")
+    if timings.ttft_s is not None:
+        parts.append(f"first token {timings.ttft_s:.2f} s")
+    return " · ".join([*parts, *filter(None, [completion.layout]), completion.finish_reason])
+
+
+def layers_text(layers: tuple[int, int] | None) -> str | None:
+    """Half-open layers as a user types them: (0, 15) is 0-14."""
+    if layers is None:
+        return None
+    first, end = layers
+    return f"{first}-{end - 1}" if end > first else "none"
+
+
+def _role(node: NodeReport) -> str | None:
+    if node.stage is None:
+        return node.activity or None
+    return f"stage {node.stage}" + (f", rank {node.rank}" if node.rank is not None else "")

@@ -1,0 +1,90 @@
+"""Plain text in a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from mlxcel_nb.commands.console import Progress, TerminalConsole
+from mlxcel_nb.notebook.display import View, note
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_results_and_remarks_go_different_ways() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    console = TerminalConsole(out, err)
+    console.write("Par")
+    console.write("is.")
+    console.end_text()
+    console.end_text()
+    console.remark(note("2 tokens"))
+    console.say("done")
+    assert out.getvalue() == "Paris.\ndone\n"
+    assert err.getvalue() == "2 tokens\n"
+
+
+@pytest.mark.parametrize(("no_color", "shown"), [("", "\x1b[2mx\x1b[0m\n"), ("1", "x\n")])
+def test_a_remark_is_dimmed_on_a_terminal_unless_no_color(
+    monkeypatch: pytest.MonkeyPatch, no_color: str, shown: str
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    err = Terminal()
+    TerminalConsole(io.StringIO(), err).remark(note("x"))
+    assert err.getvalue() == shown
+
+
+def test_text_for_a_terminal_is_made_harmless_and_for_a_pipe_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, pipe = Terminal(), io.StringIO()
+    for out in (terminal, pipe):
+        TerminalConsole(out, io.StringIO()).write("\x1b[31m")
+    assert (terminal.getvalue(), pipe.getvalue()) == ("␛[31m", "\x1b[31m")
+
+
+def test_progress_rewrites_a_terminals_line_and_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    err = Terminal()
+    with TerminalConsole(io.StringIO(), err).progress("Loading") as progress:
+        progress.update(1, 2)
+    assert err.getvalue() == "\r\x1b[KLoading 50%\r\x1b[KLoading 100%\n"
+
+
+def test_progress_in_a_pipe_is_a_few_lines() -> None:
+    err = io.StringIO()
+    with TerminalConsole(io.StringIO(), err).progress("Loading") as progress:
+        for done in range(1000):
+            progress.update(done, 1000)
+    assert err.getvalue() == "Loading 0%\nLoading 100%\n"
+
+
+def test_progress_draws_ten_times_a_second_and_always_the_end() -> None:
+    now, drawn = 0.0, []
+
+    def draw(view: View, last: bool) -> None:
+        drawn.append((now, view.text, last))
+
+    with Progress("P", draw, 0.1, clock=lambda: now) as progress:
+        for step in range(1000):
+            now = step / 1000
+            progress.update(step, 1000)
+    assert len(drawn) <= 11
+    assert drawn[-1] == (0.999, "P 100%", True)
+    progress.update(5, 1000)
+    assert len(drawn) <= 11
+
+
+def test_progress_of_what_failed_does_not_say_100() -> None:
+    drawn: list[str] = []
+    with (
+        pytest.raises(ValueError, match="x"),
+        Progress("P", lambda view, last: drawn.append(view.text), 0.1) as progress,
+    ):
+        progress.update(1, 4)
+        raise ValueError("x")
+    assert drawn[-1] == "P 25%  stopped"

@@ -1,0 +1,155 @@
+"""Rich HTML and its plain-text twin."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from mlxcel_nb.client.report import (
+    ClusterStatus,
+    Completion,
+    LinkReport,
+    LoadReport,
+    NodeReport,
+    PartReport,
+    Timings,
+)
+from mlxcel_nb.notebook.display import RUN_MIME, Column, State, View, bytes_text, printable, progress, table
+from mlxcel_nb.notebook.views import footer, layers_text, load_view, status_view
+
+EVIL = "<img src=x onerror=alert(1)>&\"'"
+
+PARTS = (
+    PartReport(node_id="engine-0", stage=0, rank=0, layers=(0, 15), planned_bytes=1, resident_bytes=269_000_000),
+    PartReport(node_id="engine-1", stage=1, rank=0, layers=(15, 30), planned_bytes=1, resident_bytes=269_000_000),
+)
+DONE = Completion(
+    text="SECRET ANSWER",
+    token_ids=(1, 2, 3),
+    finish_reason="length",
+    prompt_tokens=7,
+    generation_tokens=64,
+    timings=Timings(ttft_s=0.213, tokens_per_s=21.34),
+    layout="pp2",
+)
+
+
+def status(name: str = "mlxcel") -> ClusterStatus:
+    return ClusterStatus(
+        name=name,
+        router_id="router-00000000",
+        state="ready",
+        nodes=(
+            NodeReport(node_id="engine-0", state="alive", stage=0, rank=0, layers=(0, 15), blas="openblas", threads=1),
+            NodeReport(node_id="engine-1", state="suspect", reason="silent for 4 s", stage=1, rank=0, layers=(15, 30)),
+            NodeReport(node_id=name, state="dead", reason="connection reset"),
+        ),
+        links=(LinkReport(source="router", target="engine-0", cipher="AES-256-GCM", transport="tcp", rtt_s=0.000213),),
+        model=LoadReport(model="smollm2-135m", path="/m", layout="pp2", dtype="float32", parts=PARTS, load_s=1.23),
+        last=DONE,
+        warnings=("mlx differs",),
+    )
+
+
+class Tags(HTMLParser):
+    """Checks that tags nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+VIEWS = [
+    status_view(status()),
+    status_view(status(EVIL)),
+    load_view(status().model),
+    footer(DONE),
+    progress(EVIL, 1, 2),
+]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_has_both_twins_in_well_formed_html(view: View) -> None:
+    bundle = view._repr_mimebundle_(include=None, exclude=None)
+    assert bundle["text/plain"] == repr(view) == view.text
+    assert set(Tags(bundle["text/html"]).seen) <= {"div", "span", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_every_string_is_escaped() -> None:
+    for view in (status_view(status(EVIL)), progress(EVIL, 1, 2, EVIL), table(EVIL, [Column(EVIL)], [[EVIL]], [EVIL])):
+        assert "<img" not in view.html
+        assert EVIL in view.text
+
+
+def test_colours_have_a_fallback_outside_jupyterlab() -> None:
+    for view in VIEWS:
+        assert all("," in use for use in re.findall(r"var\([^)]*\)", view.html))
+
+
+def test_a_status_says_who_holds_what_by_which_link_and_how_fast() -> None:
+    text = status_view(status()).text
+    for word in ("0-14", "15-29", "AES-256-GCM", "0.213 ms", "21.3 tokens/s", "smollm2-135m", "pp2", "mlx differs"):
+        assert word in text
+
+
+def test_a_state_is_told_by_shape_and_word() -> None:
+    assert str(State("alive")) == "● alive"
+    assert str(State("suspect", "silent for 4 s")) == "◐ suspect (silent for 4 s)"
+    assert str(State("dead")) == "✕ dead"
+    assert "◐" in State("suspect").html() and "suspect" in State("suspect").html()
+
+
+def test_columns_without_a_value_are_left_out() -> None:
+    text = table("", [Column("a"), Column("b"), Column("c", number=True)], [["x", None, 1], ["y", None, None]]).text
+    assert text.splitlines() == ["a  c", "x  1", "y  –"]
+
+
+def test_a_footer_keeps_figures_and_no_words() -> None:
+    view = footer(DONE)
+    assert view.text == "64 tokens · 21.3 tokens/s · first token 0.21 s · pp2 · length"
+    data = view._repr_mimebundle_()[RUN_MIME]
+    assert data["generation_tokens"] == 64 and data["finish_reason"] == "length" and data["layout"] == "pp2"
+    assert "SECRET" not in str(view._repr_mimebundle_()) and "tokens" not in data
+
+
+def test_a_footer_of_nothing() -> None:
+    empty = Completion(text="", token_ids=(), finish_reason="cancelled")
+    assert footer(empty).text == "0 tokens · cancelled"
+
+
+def test_layers_read_as_they_are_typed() -> None:
+    assert [layers_text(x) for x in [(0, 15), (29, 30), (3, 3), None]] == ["0-14", "29-29", "none", None]
+
+
+def test_sizes() -> None:
+    assert [bytes_text(x) for x in (0, 999, 1500, 269e6, 36e9, None)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "269 MB",
+        "36 GB",
+        None,
+    ]
+
+
+def test_model_text_cannot_move_a_cursor() -> None:
+    assert printable("a\tb\nc é 汉字 🙂 👩‍👩‍👧") == "a\tb\nc é 汉字 🙂 👩‍👩‍👧"
+    assert printable("\x1b[2J\r\x07\x7f\x9b") == "␛[2J␍␇␡␦"
+
+
+def test_progress_reads_without_a_page() -> None:
+    assert progress("Loading m", 1, 4, "67 MB of 269 MB").text == "Loading m 25%  67 MB of 269 MB"
+    assert progress("Loading m", 0, 0).text == "Loading m ..."
+    assert progress("Loading m", 0, 0, finished=True).text == "Loading m 100%"
