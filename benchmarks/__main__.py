@@ -1,0 +1,47 @@
+"""`python -m benchmarks NAME [--json] [--quick]`: see docs/benchmarks.md for what each name measures."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from typing import Any
+
+from benchmarks.harness import environment
+
+NAMES = ("single", "start", "latency", "memory")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure against peers and goals.")
+    parser.add_argument("name", choices=(*NAMES, "all"))
+    parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
+    parser.add_argument("--quick", action="store_true", help="smaller inputs: to see that it runs, not to quote")
+    arguments = parser.parse_args()
+    names = NAMES if arguments.name == "all" else (arguments.name,)
+    report = {"environment": environment(), "quick": arguments.quick}
+    for name in names:
+        result = importlib.import_module(f"benchmarks.{name}").run(arguments)
+        report[name] = result
+        if not arguments.json:
+            show(name, result)
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        print("\n" + ", ".join(f"{key} {value}" for key, value in environment().items()))
+    return 0
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    """One benchmark's result as lines of text."""
+    print(f"\n{name}: {result['what']}")
+    for key, value in result.items():
+        if key not in {"what", "figures"}:
+            print(f"  {key.replace('_', ' ')}: {value}")
+    for row in result["figures"]:
+        cells = (f"{key} {value:.4g}" if isinstance(value, float) else f"{value}" for key, value in row.items())
+        print("  " + "  ".join(cells))
+
+
+sys.exit(main())

@@ -1,0 +1,137 @@
+"""How a figure is made: alternating pairs, medians, and the machine it was made on.
+
+A benchmark compares two sides, A and B. Each side is a process of its own that stays up and does one run whenever it is
+told; the two never run at the same time. Runs alternate A B A B, so that what drifts drifts for both, and the ratio
+is taken pair by pair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import selectors
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+PAIRS = 5
+"""Fewer leave the median to chance."""
+
+REPO = Path(__file__).parents[1]
+
+
+class Side:
+    """A process that runs `module` and answers each line on its standard input with one JSON object.
+
+    Args:
+        deadline_s: a run that takes longer than this ends the benchmark.
+    """
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], *, deadline_s: float) -> None:
+        self.name = name
+        self.deadline_s = deadline_s
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            cwd=REPO,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        self.about = self._answer()
+
+    def run(self) -> dict[str, float]:
+        """One measurement."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        stdout = self._process.stdout
+        assert stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            if not selector.select(self.deadline_s):
+                raise TimeoutError(f"{self.name} gave no answer within {self.deadline_s:g} s")
+        line = stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended with status {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def serve(about: dict[str, Any], run: Callable[[], dict[str, float]]) -> None:
+    """The other end of `Side`: what a side's module calls once it is ready."""
+    print(json.dumps(about), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(run()), flush=True)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A over B, for one figure.
+
+    Args:
+        a, b: medians of each side.
+        ratio: median of the ratios of the pairs; `low` and `high` are their extremes.
+    """
+
+    figure: str
+    a: float
+    b: float
+    ratio: float
+    low: float
+    high: float
+
+
+def compare(figure: str, pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> Comparison:
+    """`figure` of A against `figure` of B."""
+    a, b = [first[figure] for first, _ in pairs], [second[figure] for _, second in pairs]
+    ratios = [x / y for x, y in zip(a, b, strict=True)]
+    return Comparison(
+        figure, statistics.median(a), statistics.median(b), statistics.median(ratios), min(ratios), max(ratios)
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` (0 to 1) of `values` do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+def environment() -> dict[str, Any]:
+    """What a figure depends on and a reader cannot see."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return {
+        "cores": len(cores),
+        "pinned": len(cores) < (os.cpu_count() or 1),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in ("mlxcel_nb", "mlx", "mlx-lm", "ipyparallel", "ipykernel")},
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
