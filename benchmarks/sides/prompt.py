@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def prompt_ids(count: int, vocabulary: int) -> list[int]:
-    """`count` ids spread over the vocabulary by a multiplicative step, without the first hundred, many of them special."""
+    """`count` ids spread over the vocabulary, without the first hundred, many of which are special."""
     return [100 + (i * 7919) % (vocabulary - 100) for i in range(count)]
