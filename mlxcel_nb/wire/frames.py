@@ -56,7 +56,7 @@ MAX_FILLER = 1 << 20
 MAX_UNANSWERED_PINGS = 8
 
 _FIRST_BUFFER = 64 << 10
-_CIPHERS = {1: AESGCM, 2: ChaCha20Poly1305}
+_CIPHERS: dict[int, type[AESGCM] | type[ChaCha20Poly1305]] = {1: AESGCM, 2: ChaCha20Poly1305}
 _KINDS = frozenset(Kind)
 _PAYLOADS = {
     Kind.CLOSE: (1, 256),
@@ -87,7 +87,7 @@ class _Direction:
 
     def _use(self, keys: DirectionKeys) -> None:
         self._keys = keys
-        self._cipher = _CIPHERS[self._suite](keys.key)
+        self._cipher: AESGCM | ChaCha20Poly1305 = _CIPHERS[self._suite](keys.key)
         self._iv = int.from_bytes(keys.iv, "big")
         self._frames = 0
         self._ciphertext = 0
@@ -128,7 +128,7 @@ class Sealer(_Direction):
         """
         if self._closed:
             raise FrameError("this side has closed the connection already")
-        views = [_bytes_of(part) for part in parts]
+        views = [bytes_of(part) for part in parts]
         payload = sum(map(len, views))
         low, high = _PAYLOADS.get(kind, (0, MAX_PAYLOAD))
         if not low <= payload <= high:
@@ -325,7 +325,8 @@ def credit_count(payload: ReadableBuffer) -> int:
     return count
 
 
-def _bytes_of(part: ReadableBuffer) -> memoryview:
+def bytes_of(part: ReadableBuffer) -> memoryview:
+    """A C-contiguous buffer of any type as plain bytes, without a copy where possible."""
     view = memoryview(part)
     if view.format == "B" and view.ndim == 1 and view.contiguous:
         return view
