@@ -1,0 +1,104 @@
+"""mlx-lm's model classes, without the cost of mlx-lm's front door.
+
+`import mlx_lm` runs its `__init__`, which pulls in transformers: 1.5 s and 40 MB an engine has no use for. A model's
+own file needs neither, so the package is entered by the side: a module that stands for it, and runs the real
+`__init__` only when somebody asks for a name in it. Call from the MLX thread (importing a model imports MLX).
+A model folder's own Python code is never run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from mlxcel_nb.errors import ModelError
+
+SAME_AS = {"mistral": "llama", "iquestcoder": "llama", "xverse": "llama", "kimi_k2": "deepseek_v3",
+           "minimax_m2": "minimax", "falcon_mamba": "mamba", "qwen2_5_vl": "qwen2_vl"}  # fmt: skip
+"""Model types that share another's file in mlx-lm."""
+
+
+def enter_mlx_lm() -> None:
+    """Make `mlx_lm.models.*` importable without running `mlx_lm/__init__.py`. Does nothing once mlx_lm is imported."""
+    if "mlx_lm" in sys.modules:
+        return
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None or spec.loader is None or spec.submodule_search_locations is None:
+        raise ModelError("mlx-lm is not installed", advice="pip install mlx-lm")
+    loader = spec.loader
+    package = types.ModuleType("mlx_lm")
+    package.__path__ = list(spec.submodule_search_locations)
+    package.__file__ = spec.origin
+    package.__spec__ = spec
+    package.__loader__ = loader
+
+    def on_demand(name: str) -> Any:
+        if name.startswith("__") or "__getattr__" not in vars(package):
+            raise AttributeError(f"module 'mlx_lm' has no attribute {name!r}")
+        del vars(package)["__getattr__"]
+        loader.exec_module(package)
+        return getattr(package, name)
+
+    vars(package)["__getattr__"] = on_demand
+    sys.modules["mlx_lm"] = package
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config.json.
+
+    Raises:
+        ModelError: absent, malformed, or asking for Python code of the folder's own.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelError(
+            f"{file} cannot be read: {error.strerror}", advice="Give an MLX or Hugging Face folder."
+        ) from None
+    except (ValueError, RecursionError):
+        raise ModelError(f"{file} is not JSON") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{file} names no model_type")
+    if config.get("model_file"):
+        raise ModelError(
+            f"{folder} wants to run its own Python code ({config['model_file']})",
+            advice="Models with code of their own are refused; use one of an architecture mlx-lm knows.",
+        )
+    return config
+
+
+def module_name(config: dict[str, Any]) -> str:
+    """Which file of mlx-lm holds the model: `llama` for a Mistral."""
+    return SAME_AS.get(config["model_type"], config["model_type"])
+
+
+def build(config: dict[str, Any]) -> Any:
+    """The whole model with lazy, random weights that take no memory until something reads them.
+
+    Raises:
+        ModelError: an architecture mlx-lm does not have, or a config it does not accept.
+    """
+    enter_mlx_lm()
+    name = module_name(config)
+    if not name.isidentifier():
+        raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm")
+    try:
+        file = importlib.import_module(f"mlx_lm.models.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"mlx_lm.models.{name}":
+            raise
+        raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm") from None
+    if not hasattr(file, "Model"):
+        raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm")
+    try:
+        model = file.Model(file.ModelArgs.from_dict(config))
+    except (TypeError, ValueError, KeyError, AssertionError) as error:
+        raise ModelError(f"mlx-lm does not accept this config.json: {error}") from error
+    model.eval()
+    return model

@@ -1,0 +1,181 @@
+"""Loads one rank's part of a model: only its slices leave the disk, and only its share stays in memory.
+
+The model is mlx-lm's own, built lazily; `stages` and `shard` say what of it this rank keeps, and every weight that is
+kept is read, cut, converted and put in place, layer by layer, each after asking whether it fits. A weight that no
+file provides is an error: nothing is ever left as it was initialised. For the MLX thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from mlxcel_nb.errors import ConfigError, ModelError, OutOfMemory
+from mlxcel_nb.models import architecture, quantisation, shard, stages
+from mlxcel_nb.models.memory import MemoryRoom, room, text
+from mlxcel_nb.models.part import LoadedPart
+from mlxcel_nb.models.safetensors_index import weight_files
+from mlxcel_nb.models.slices import SliceReader
+from mlxcel_nb.models.weights import Weights
+from mlxcel_nb.plan.part import Part, whole
+
+__all__ = ["LoadProgress", "LoadedPart", "Part", "load_part", "whole"]
+
+DTYPES = ("auto", "native", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class LoadProgress:
+    """How far loading is. `what` is the piece just put in place, e.g. "layer 7"; `layer` its index, if it is one."""
+
+    done_bytes: int
+    total_bytes: int
+    what: str
+    layer: int | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Weights that are loaded together: an embedding, a layer, or the final norm and head."""
+
+    what: str
+    layer: int | None
+    names: tuple[str, ...]
+
+
+def load_part(
+    path: str | Path,
+    part: Part,
+    *,
+    dtype: str = "auto",
+    all_reduce: shard.AllReduce | None = None,
+    progress: Callable[[LoadProgress], None] | None = None,
+    check: Callable[[], None] | None = None,
+    memory: Callable[[], MemoryRoom] = room,
+) -> LoadedPart:
+    """Load `part` of the model folder `path`.
+
+    Args:
+        dtype: of floating weights and activations. "native" keeps what the files hold, quantised weights included;
+            "auto" is that on a GPU, and float32 on a CPU, where MLX's other products are scalar loops. A dtype
+            by name undoes the quantisation too.
+        all_reduce: sums an array over the tensor ranks; needed when there is more than one.
+        progress: called after each block of weights.
+        check: called between reads; what it raises ends the loading.
+        memory: how much room there is, asked before each block.
+
+    Raises:
+        ConfigError: a split this model does not allow. ModelError: files that are not what they should be.
+        OutOfMemory: naming the layer, what it needs and what there is.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}", advice=f"Use one of {', '.join(DTYPES)}.")
+    folder = Path(path)
+    config = architecture.read_config(folder)
+    entries = weight_files(folder)
+    model = architecture.build(config)
+    skeleton = stages.find_skeleton(model, part.n_layers)
+    if skeleton is None and len(getattr(model, "layers", [None] * part.n_layers)) != part.n_layers:
+        raise ConfigError(f"the model has {len(model.layers)} layers, not {part.n_layers}")
+    stages.check_stages(skeleton, architecture.module_name(config), part)
+    weights = Weights(model, skeleton, entries, quantisation.settings(config), target=_target(dtype))
+    layer_paths = []
+    if skeleton is not None:
+        stages.prune(skeleton, part)
+        layer_paths = [skeleton.layer_path(i) for i in range(*part.layers)]
+    elif part.tp_size > 1:
+        raise ConfigError(f"no tensor plan for model type {config['model_type']}", advice="Use --tp 1.")
+    weights.cuts = shard.plan_cuts(model, layer_paths, config, part)
+    shard.apply_counts(model, layer_paths, config, part)
+
+    blocks = _blocks(model, skeleton, part)
+    sizes = [sum(weights.size(name) for name in block.names) for block in blocks]
+    done = 0
+    limit = mx.set_cache_limit(0)  # what was only needed to convert goes back at once
+    try:
+        with SliceReader(check) as reader:
+            for block, size in zip(blocks, sizes, strict=True):
+                _check_room(block, size + max(map(weights.extra, block.names), default=0), memory())
+                for name in block.names:
+                    weights.place(name, reader)
+                done += size
+                if progress is not None:
+                    progress(LoadProgress(done, sum(sizes), block.what, block.layer))
+            if part.is_last:
+                weights.compare_tied_head(reader)
+    finally:
+        mx.set_cache_limit(limit)
+    switches = stages.Switches()
+    shard.join_ranks(model, layer_paths, part, all_reduce)
+    if skeleton is not None:
+        stages.join(skeleton, part, switches)
+    _give_back()
+    return LoadedPart(
+        model=model,
+        part=part,
+        skeleton=skeleton,
+        switches=switches,
+        hidden_size=_number(config, "hidden_size"),
+        vocab_size=_number(config, "vocab_size"),
+        dtype=weights.activations(blocks[-1].names),
+        planned_bytes=sum(sizes),
+        warnings=weights.warnings,
+    )
+
+
+def _target(dtype: str) -> mx.Dtype | None:
+    """The dtype floating weights are converted to; None keeps the files' own."""
+    if dtype == "auto":
+        dtype = "float32" if mx.default_device() == mx.cpu else "native"
+    return None if dtype == "native" else getattr(mx, dtype)
+
+
+def _blocks(model: Any, skeleton: stages.Skeleton | None, part: Part) -> list[Block]:
+    """Every weight the pruned model wants, in the order it is loaded."""
+    names = [name for name, _ in tree_flatten(model.parameters())]
+    if skeleton is None:
+        return [Block("the model", None, tuple(names))]
+    embedding = [n for n in names if n.startswith(skeleton.embedding_path + ".")]
+    blocks = [Block("the embedding", None, tuple(embedding))] if embedding else []
+    taken = set(embedding)
+    for layer in range(*part.layers):
+        prefix = skeleton.layer_path(layer) + "."
+        own = tuple(name for name in names if name.startswith(prefix))
+        taken.update(own)
+        blocks.append(Block(f"layer {layer}", layer, own))
+    rest = tuple(name for name in names if name not in taken)
+    if rest:
+        blocks.append(Block("the final norm and head", None, rest))
+    return blocks
+
+
+def _check_room(block: Block, needed: int, left: MemoryRoom) -> None:
+    if needed > left.available:
+        raise OutOfMemory(
+            f"out of memory loading {block.what}, needs {text(needed)}, has {text(left.available)} within {left.limit}",
+            advice="Use more engines, or a smaller or quantised model with dtype native.",
+        )
+
+
+def _number(config: dict[str, Any], name: str) -> int:
+    inner = config.get("text_config")
+    value = config.get(name, inner.get(name) if isinstance(inner, dict) else None)
+    if not isinstance(value, int):
+        raise ModelError(f"config.json: {name} is {value!r}, not a whole number")
+    return value
+
+
+def _give_back() -> None:
+    """Return what conversion and Python's allocator hold on to, so that resident memory is what the weights take."""
+    mx.clear_cache()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

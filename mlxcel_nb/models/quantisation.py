@@ -1,0 +1,83 @@
+"""Which modules of a model are quantised and how: bits, group size and mode, overrides of single layers included. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlxcel_nb.errors import ModelError
+
+MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
+
+_BY_METHOD = {
+    "mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+    "mxfp8": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+}
+"""Foreign quantisation methods whose weights MLX reads as they are."""
+
+_BY_SHAPE = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
+"""Modes with 8-bit scales have one pair of bits and group size each."""
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How one weight is packed: `bits` a weight, a scale (and in mode affine a bias) for each `group_size` weights."""
+
+    group_size: int
+    bits: int
+    mode: str = "affine"
+
+
+def settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The quantisation table of a config.json; empty when there is none.
+
+    Raises:
+        ModelError: a method whose weights would have to be converted first, or an unknown mode.
+    """
+    text = config.get("text_config")
+    nested = text.get("quantization_config") if isinstance(text, Mapping) else None
+    table = config.get("quantization") or config.get("quantization_config") or nested or {}
+    if not isinstance(table, Mapping):
+        raise ModelError("config.json: quantization is not a table")
+    method = table.get("quant_method")
+    if method is not None and "mode" not in table:
+        if method not in _BY_METHOD:
+            raise ModelError(
+                f"weights quantised by {method} are not read here", advice="Convert the model with mlx_lm.convert."
+            )
+        return {**table, **_BY_METHOD[method]}
+    for path, entry in (("quantization", table), *table.items()):
+        if isinstance(entry, Mapping) and entry.get("mode", "affine") not in MODES:
+            raise ModelError(f"{path}: unknown quantisation mode {entry['mode']!r}; known are {', '.join(MODES)}")
+    return table
+
+
+def of_weight(
+    table: Mapping[str, Any], path: str, *, features: int, words: int, groups: int, byte_scales: bool
+) -> Quantisation:
+    """How the weight at `path` is packed: as its own entry says, else as its shapes do.
+
+    The model's default can be wrong for a layer that an entry does not name, and shapes cannot.
+
+    Args:
+        features: input features of the module.
+        words, groups: last dimensions of the packed weight and of its scales.
+        byte_scales: scales are 8-bit floats, as every mode but affine has them.
+
+    Raises:
+        ModelError: the entry contradicts the shapes, or the shapes fit no mode.
+    """
+    if groups < 1 or features % groups or words * 32 % features:
+        raise ModelError(f"{path}: {words} words and {groups} scales do not fit {features} input features")
+    group_size, bits = features // groups, words * 32 // features
+    mode = _BY_SHAPE.get((bits, group_size)) if byte_scales else "affine"
+    entry = table.get(path)
+    if isinstance(entry, Mapping):
+        claim = (entry.get("group_size", group_size), entry.get("bits", bits), entry.get("mode", mode))
+        if claim != (group_size, bits, mode):
+            raise ModelError(f"{path}: config.json says group size, bits, mode {claim}, "
+                             f"its shapes say {(group_size, bits, mode)}")  # fmt: skip
+    if mode is None:
+        raise ModelError(f"{path}: no quantisation mode has {bits} bits in groups of {group_size}")
+    return Quantisation(group_size, bits, mode)

@@ -1,0 +1,110 @@
+"""Reads a rectangle of a tensor from its file straight into the memory of an MLX array.
+
+Only the bytes asked for leave the disk, and no second copy is made: a node's resident growth is its share. For the
+MLX thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxcel_nb.errors import ModelError
+from mlxcel_nb.models.safetensors_index import ITEM_SIZE, TensorEntry
+
+KINDS = {
+    "F32": (mx.float32, mx.float32),
+    "F16": (mx.uint16, mx.float16),
+    "BF16": (mx.uint16, mx.bfloat16),
+    "F8_E4M3": (mx.uint8, mx.uint8),
+    "F8_E5M2": (mx.uint8, mx.uint8),
+    "F8_E8M0": (mx.uint8, mx.uint8),
+    "BOOL": (mx.uint8, mx.bool_),
+    "U8": (mx.uint8, mx.uint8),
+    "U16": (mx.uint16, mx.uint16),
+    "U32": (mx.uint32, mx.uint32),
+    "U64": (mx.uint64, mx.uint64),
+    "I8": (mx.int8, mx.int8),
+    "I16": (mx.int16, mx.int16),
+    "I32": (mx.int32, mx.int32),
+    "I64": (mx.int64, mx.int64),
+}
+"""What NumPy is shown (it has no bfloat16), and what MLX makes of the same bytes; MLX keeps 8-bit floats as bytes."""
+
+BLOCK = 4 << 20
+"""Bytes read at once where columns are picked out of whole rows."""
+
+
+class SliceReader:
+    """Open weight files, until the `with` block ends.
+
+    Args:
+        check: called between reads; what it raises ends the reading.
+    """
+
+    def __init__(self, check: Callable[[], None] | None = None) -> None:
+        self._files: dict[str, int] = {}
+        self._check = check or (lambda: None)
+
+    def __enter__(self) -> SliceReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+    def read(self, entry: TensorEntry, axis: int = 0, start: int = 0, stop: int | None = None) -> Any:
+        """`entry[start:stop]` along `axis` (0, or the last axis of a matrix) as an MLX array of the file's own dtype.
+
+        Raises:
+            ModelError: the file ends early, cannot be read, or holds a dtype MLX does not have.
+        """
+        if entry.dtype not in KINDS:
+            raise ModelError(f"{entry.file.name}: MLX has no dtype {entry.dtype}")
+        storage, dtype = KINDS[entry.dtype]
+        shape = list(entry.shape)
+        if shape:
+            stop = shape[axis] if stop is None else stop
+            shape[axis] = stop - start
+        array = mx.zeros(shape, storage)
+        mx.eval(array)
+        view = np.array(array, copy=False)
+        if view.size:
+            if axis == 0 or shape == list(entry.shape):
+                row = view.nbytes // max(1, shape[0]) if shape else 0
+                self._fill(entry, entry.begin + start * row, view.reshape(-1).view(np.uint8))
+            else:
+                self._columns(entry, start, stop or 0, view)
+        del view
+        return array if storage == dtype else array.view(dtype)
+
+    def _columns(self, entry: TensorEntry, start: int, stop: int, view: Any) -> None:
+        rows, columns = entry.shape
+        row = columns * ITEM_SIZE[entry.dtype]
+        block = np.empty((max(1, min(rows, BLOCK // row)), columns), view.dtype)
+        for top in range(0, rows, len(block)):
+            part = block[: min(len(block), rows - top)]
+            self._fill(entry, entry.begin + top * row, part.reshape(-1).view(np.uint8))
+            view[top : top + len(part)] = part[:, start:stop]
+
+    def _fill(self, entry: TensorEntry, offset: int, target: Any) -> None:
+        name = str(entry.file)
+        try:
+            if name not in self._files:
+                self._files[name] = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            done = 0
+            while done < len(target):
+                self._check()
+                count = os.preadv(self._files[name], [target[done : done + (64 << 20)]], offset + done)
+                if count == 0:
+                    raise ModelError(f"{entry.file} is truncated: it ends at {offset + done} bytes",
+                                     advice="Get the model again.")  # fmt: skip
+                done += count
+        except OSError as error:
+            raise ModelError(f"{entry.file} cannot be read: {error.strerror}") from error

@@ -1,0 +1,57 @@
+"""Which part of a model one node holds: a range of layers, and within them one tensor rank's share. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxcel_nb.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Part:
+    """One cell of the mesh, as its node sees it.
+
+    Args:
+        layers: first layer and one past the last.
+        n_layers: layers of the whole model.
+        stage, n_stages: place in the pipeline.
+        tp_rank, tp_size: place among the tensor ranks of the stage.
+
+    Raises:
+        ConfigError: numbers that contradict each other.
+    """
+
+    layers: tuple[int, int]
+    n_layers: int
+    stage: int = 0
+    n_stages: int = 1
+    tp_rank: int = 0
+    tp_size: int = 1
+
+    def __post_init__(self) -> None:
+        first, end = self.layers
+        legal = (
+            0 <= first < end <= self.n_layers
+            and 0 <= self.stage < self.n_stages
+            and 0 <= self.tp_rank < self.tp_size
+            and (first == 0) == (self.stage == 0)
+            and (end == self.n_layers) == (self.stage == self.n_stages - 1)
+        )
+        if not legal:
+            raise ConfigError(f"not a part of a model: {self}")
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.n_stages - 1
+
+    def holds(self, layer: int) -> bool:
+        return self.layers[0] <= layer < self.layers[1]
+
+
+def whole(n_layers: int) -> Part:
+    """All of a model on one node."""
+    return Part((0, n_layers), n_layers)

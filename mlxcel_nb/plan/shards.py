@@ -1,0 +1,184 @@
+"""How tensor ranks share the heads and the feed-forward units of a layer. Pure: nothing but whole numbers.
+
+A rank's query heads are contiguous and it holds the kv-heads they read, so every rank runs the model's own attention
+on fewer heads. With as many kv-heads as ranks or more, ranks get whole kv-groups, as evenly as can be. With fewer, a
+kv-head is replicated on the ranks that share its query heads. A quantised weight is cut between quantisation groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlxcel_nb.errors import ConfigError
+
+Range = tuple[int, int]
+"""First and one past the last."""
+
+
+@dataclass(frozen=True)
+class HeadShare:
+    """The heads of one rank, as ranges of the model's own numbering. Query heads divide evenly among the kv-heads."""
+
+    queries: Range
+    keys: Range
+
+    @property
+    def n_queries(self) -> int:
+        return self.queries[1] - self.queries[0]
+
+    @property
+    def n_keys(self) -> int:
+        return self.keys[1] - self.keys[0]
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What decides how a decoder layer can be cut.
+
+    Args:
+        ffn: units of the feed-forward part; 0 where it has none of the usual kind (experts, for one).
+        group: least common multiple of the quantisation groups in use, in weights; 1 without quantisation.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    group: int = 1
+
+    @property
+    def head_unit(self) -> int:
+        """Query heads between two places where a quantised o_proj may be cut."""
+        return math.lcm(self.head_dim, self.group) // self.head_dim
+
+
+def split_evenly(total: int, parts: int, unit: int = 1) -> tuple[Range, ...]:
+    """`total` in `parts` contiguous ranges cut at multiples of `unit`, longer ones first.
+
+    Raises:
+        ConfigError: some part would be empty.
+    """
+    units = -(-total // unit)
+    if units < parts:
+        raise ConfigError(f"{total} cannot be cut in {parts} parts at multiples of {unit}")
+    base, extra = divmod(units, parts)
+    ends = [0]
+    for part in range(parts):
+        ends.append(min(total, ends[-1] + (base + (part < extra)) * unit))
+    return tuple((a, b) for a, b in zip(ends, ends[1:], strict=False))
+
+
+def split_heads(heads: int, kv_heads: int, tp: int, unit: int = 1) -> tuple[HeadShare, ...]:
+    """Each rank's heads; boundaries fall on multiples of `unit` query heads.
+
+    Raises:
+        ConfigError: no such split; the message names the numbers and the sizes that work.
+    """
+    shares = _try_split(heads, kv_heads, tp, unit)
+    if shares is None:
+        quantised = f", cut at whole quantisation groups ({unit} heads)" if unit > 1 else ""
+        raise ConfigError(
+            f"tensor parallel size {tp} does not work for {heads} heads and {kv_heads} kv-heads{quantised}",
+            advice=f"Sizes that work: {_spell(working_sizes(heads, kv_heads, unit))}.",
+        )
+    return shares
+
+
+def working_sizes(heads: int, kv_heads: int, unit: int = 1) -> list[int]:
+    """Every tensor parallel size `split_heads` accepts."""
+    return [tp for tp in range(1, heads + 1) if _try_split(heads, kv_heads, tp, unit) is not None]
+
+
+def _try_split(heads: int, kv_heads: int, tp: int, unit: int) -> tuple[HeadShare, ...] | None:
+    if tp < 1 or heads < 1 or kv_heads < 1 or heads % kv_heads or heads % unit:
+        return None
+    group = heads // kv_heads
+    lot = math.lcm(group, unit) // group  # kv-groups that must stay together
+    if tp <= kv_heads // lot:
+        keys = split_evenly(kv_heads, tp, lot)
+        return tuple(HeadShare((a * group, b * group), (a, b)) for a, b in keys)
+    if tp < kv_heads or group % unit:
+        return None
+    shares: list[HeadShare] = []
+    for head in range(kv_heads):
+        ranks = tp // kv_heads + (head < tp % kv_heads)
+        if ranks > group // unit:
+            return None
+        start = head * group
+        shares += [HeadShare((start + a, start + b), (head, head + 1)) for a, b in split_evenly(group, ranks, unit)]
+    return tuple(shares)
+
+
+def _spell(sizes: list[int]) -> str:
+    """1 to 4, 6 and 8 -> "1-4, 6, 8"."""
+    runs: list[list[int]] = []
+    for size in sizes:
+        if runs and size == runs[-1][-1] + 1:
+            runs[-1].append(size)
+        else:
+            runs.append([size])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"
+
+
+def layer_shape(config: Mapping[str, Any]) -> LayerShape:
+    """The shape a model's config.json describes.
+
+    Raises:
+        ConfigError: a number is missing or is no positive whole number.
+    """
+    text = config.get("text_config") if isinstance(config.get("text_config"), Mapping) else None
+    source: Mapping[str, Any] = {**config, **(text or {})}
+
+    def number(name: str, default: int | None = None) -> int:
+        value = source.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"config.json: {name} is {value!r}, not a positive whole number")
+        return value
+
+    heads = number("num_attention_heads")
+    experts = any(source.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return LayerShape(
+        heads=heads,
+        kv_heads=number("num_key_value_heads", heads),
+        head_dim=number("head_dim", max(1, number("hidden_size") // heads)),
+        ffn=0 if experts else number("intermediate_size"),
+        group=_group(source),
+    )
+
+
+def _group(config: Mapping[str, Any]) -> int:
+    """Least common multiple of all quantisation groups, per-layer overrides included."""
+    quantization = config.get("quantization") or config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
+        return 1
+    overrides = [value for value in quantization.values() if isinstance(value, Mapping)]
+    sizes = [source.get("group_size") for source in (quantization, *overrides)]
+    return math.lcm(1, *(size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0))
+
+
+def check_tp(config: Mapping[str, Any], tp: int) -> None:
+    """Refuse a tensor parallel size before an engine starts or a weight is read.
+
+    Raises:
+        ConfigError: naming heads, kv-heads, the size, and the sizes that work.
+    """
+    if tp == 1:
+        return
+    shape = layer_shape(config)
+    if not shape.ffn:
+        raise ConfigError(
+            f"tensor parallel for {config.get('model_type', 'this model')}, whose layers have experts, is not there yet",
+            advice="Use --pp instead.",
+        )
+    split_heads(shape.heads, shape.kv_heads, tp, shape.head_unit)
+    ffn_units = -(-shape.ffn // shape.group)
+    if tp > ffn_units:
+        raise ConfigError(
+            f"tensor parallel size {tp} does not work for {shape.ffn} feed-forward units in groups of {shape.group}",
+            advice=f"Sizes that work: 1-{ffn_units}.",
+        )
