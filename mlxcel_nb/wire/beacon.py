@@ -161,7 +161,10 @@ class BeaconFilter:
             return
         self._reported_ms = now_ms
         seconds = round(abs(beacon.time_ms - now_ms) / 1000)
-        self.report = f"a beacon of {beacon.node_id} is {seconds} s off: the clocks differ by that much, or it is an old recording"
+        self.report = (
+            f"a beacon of {beacon.node_id} is {seconds} s off: "
+            "the clocks differ by that much, or somebody replays an old recording"
+        )
 
 
 def _tag(key: bytes, body: bytes) -> bytes:

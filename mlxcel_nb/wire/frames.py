@@ -56,7 +56,7 @@ MAX_FILLER = 1 << 20
 MAX_UNANSWERED_PINGS = 8
 
 _FIRST_BUFFER = 64 << 10
-_CIPHERS: dict[int, type[AESGCM] | type[ChaCha20Poly1305]] = {1: AESGCM, 2: ChaCha20Poly1305}
+_CIPHERS: dict[int, type[AESGCM | ChaCha20Poly1305]] = {1: AESGCM, 2: ChaCha20Poly1305}
 _KINDS = frozenset(Kind)
 _PAYLOADS = {
     Kind.CLOSE: (1, 256),

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from mlxcel_nb.cluster.names import INCARNATION_BYTES, check_name, check_role, has_control
-from mlxcel_nb.errors import ConfigError, HandshakeError, WireError
-from mlxcel_nb.wire.fields import Reader, printable, str8
+from mlxcel_nb.errors import ConfigError, WireError
+from mlxcel_nb.wire.fields import Reader, str8
 
 MAGIC = b"MXNB"
 VERSION = 5
@@ -159,17 +159,6 @@ def suite_number(name: str) -> int:
         if known == name:
             return number
     raise ConfigError(f"cipher suite {name!r} is unknown; there are {_known_suites()}")
-
-
-def remote(error: HandshakeError) -> HandshakeError:
-    """`error`, marked as the peer's decision."""
-    error.local = False
-    return error
-
-
-def hint(detail: str) -> str:
-    """A peer's unauthenticated words, fit to stand in an error."""
-    return printable(detail)
 
 
 def _known_suites() -> str:

@@ -66,7 +66,7 @@ def unpack(data: ReadableBuffer) -> dict[str, Any]:
         )
     except WireError:
         raise
-    except Exception as error:  # msgpack raises many types, some of which quote the data
+    except Exception as error:  # noqa: BLE001 - msgpack raises many types, some of which quote the data
         raise WireError(f"a message that is not MessagePack ({type(error).__name__})") from None
     if type(message) is not dict:
         raise WireError(f"a message is a map, not {type(message).__name__}")
@@ -96,7 +96,7 @@ class _Budget:
         return result
 
 
-def _no_extension(code: int, data: bytes) -> NoReturn:
+def _no_extension(code: int, _data: bytes) -> NoReturn:
     raise WireError(f"a message with extension type {code}")
 
 

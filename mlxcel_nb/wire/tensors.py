@@ -168,8 +168,9 @@ class Assembler:
 
     Args:
         limit: bytes a tensor may have.
-        place: given a header and a number of bytes, the memory those data bytes shall go to; it is called once for
-            each tensor that arrives in pieces and is not compressed, after all checks. Without it, memory grows with what arrives.
+        place: given a header and a number of bytes, the memory those data bytes shall go to; called once for each
+            tensor that arrives in pieces and is not compressed, after all checks. Without it, memory grows with
+            what arrives.
     """
 
     def __init__(
