@@ -45,6 +45,7 @@ from mlxcel_nb.wire.hello import (
     decode_coded,
     encode_reject,
     message,
+    remote,
     suite_name,
 )
 from mlxcel_nb.wire.keys import auth_key, hkdf_extract
@@ -110,7 +111,7 @@ class ClientHandshake(Handshake):
         if kind is MessageType.REJECT:
             code, detail, _ = decode_coded(body, "Reject", tag=False)
             self.refusal = Refusal(code, detail, authenticated=False)
-            raise _remote(self._rejected(code, printable(detail)))
+            raise remote(self._rejected(code, printable(detail), HEADER.unpack_from(whole)[1]))
         if kind is MessageType.SERVER_HELLO:
             self._server_hello(Hello.decode(body, "ServerHello"), whole)
         else:
@@ -144,7 +145,7 @@ class ClientHandshake(Handshake):
             raise self._unknown_secret()
         if code != VerdictCode.ACCEPTED:
             self.refusal = Refusal(code, detail, authenticated=True)
-            raise _remote(_refused(self._whom(), self.identity.node_id, code, printable(detail)))
+            raise remote(_refused(self._whom(), self.identity.node_id, code, printable(detail)))
         prk = hkdf_extract(digest, self._shared + self._secret.reveal())
         self._shared = b""
         self._establish(prk, is_client=True)
@@ -159,12 +160,12 @@ class ClientHandshake(Handshake):
             advice="Choose the same --suite on both.",
         )
 
-    def _rejected(self, code: int, detail: str) -> HandshakeError:
+    def _rejected(self, code: int, detail: str, version: int) -> HandshakeError:
         """The error for an unauthenticated Reject: it chooses the words, never what is done."""
         whom = self._whom()
         if code == RejectCode.VERSION:
             return VersionMismatch(
-                f"{whom} says it speaks handshake version {detail or 'other than ours'}, this side version {VERSION}",
+                f"{whom} says it speaks handshake version {detail or version}, this side version {VERSION}",
                 advice="Install the same mlxcel-nb on both.",
             )
         if code == RejectCode.SUITE:
@@ -298,12 +299,6 @@ def _client_tag(key: bytes, digest: bytes) -> bytes:
 
 def _verdict_tag(key: bytes, digest: bytes, code: int, detail: str) -> bytes:
     return hmac.digest(key, b"server verdict" + digest + bytes([code]) + str8(detail), "sha256")
-
-
-def _remote(error: HandshakeError) -> HandshakeError:
-    """`error`, marked as the peer's decision."""
-    error.local = False
-    return error
 
 
 def _refused(whom: str, node_id: str, code: int, detail: str) -> Refused:

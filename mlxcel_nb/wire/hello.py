@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from mlxcel_nb.cluster.names import INCARNATION_BYTES, check_name, check_role, has_control
-from mlxcel_nb.errors import ConfigError, WireError
+from mlxcel_nb.errors import ConfigError, HandshakeError, WireError
 from mlxcel_nb.wire.fields import Reader, str8
 
 MAGIC = b"MXNB"
@@ -159,6 +159,12 @@ def suite_number(name: str) -> int:
         if known == name:
             return number
     raise ConfigError(f"cipher suite {name!r} is unknown; there are {_known_suites()}")
+
+
+def remote(error: HandshakeError) -> HandshakeError:
+    """`error`, marked as the peer's decision."""
+    error.local = False
+    return error
 
 
 def _known_suites() -> str:
