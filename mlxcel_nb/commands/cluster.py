@@ -8,24 +8,29 @@ import time
 
 from mlxcel_nb.cluster.secret import resolve_secret
 from mlxcel_nb.commands.dispatch import Context
-from mlxcel_nb.notebook.display import Column, table
+from mlxcel_nb.notebook.display import Column, note, table
 from mlxcel_nb.notebook.views import status_view
 
 
 def start(args: argparse.Namespace, context: Context) -> None:
     """Handler of `cluster start`."""
     begun = time.monotonic()
-    with context.console.progress(f"Starting {args.engines} engine{'s' if args.engines > 1 else ''}"):
+    with context.console.progress(starting(args.engines)) as progress:
         held = context.session.start(
+            lambda doing: progress.update(0, 0, doing),
             name=args.name,
             n=args.engines,
             secret=resolve_secret(file=args.secret_file),
             deadline=args.deadline,
             threads=args.threads,
         )
-    cluster = held.cluster
-    nodes = ", ".join(node.node_id for node in cluster.nodes)
-    context.console.say(f"Cluster {cluster.name} is up after {time.monotonic() - begun:.1f} s: {nodes}.")
+        nodes = ", ".join(node.node_id for node in held.cluster.nodes)
+        progress.finish(note(f"Cluster {held.cluster.name} is up after {time.monotonic() - begun:.1f} s: {nodes}."))
+
+
+def starting(engines: int) -> str:
+    """Title of the progress of a start."""
+    return f"Starting {engines} engine{'s' if engines > 1 else ''}"
 
 
 def status(args: argparse.Namespace, context: Context) -> None:

@@ -26,21 +26,29 @@ class Progress:
     """A piece of work with a known or unknown length. The last state is always shown.
 
     Use as a context manager; `update` may be called from any thread, as often as is handy.
+
+    Args:
+        draw: shows a state in place of the one before.
+        end: shows the last one, or the result that `finish` gave.
     """
 
     def __init__(
         self,
         title: str,
-        draw: Callable[[View, bool], None],
+        *,
+        draw: Callable[[View], None],
+        end: Callable[[View, bool], None],
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._title = title
         self._draw = draw
+        self._end = end
         self._interval_s = interval_s
         self._clock = clock
         self._next = float("-inf")
         self._state: tuple[float, float, str] = (0.0, 0.0, "")
+        self._result: View | None = None
         self._closed = False
         self._lock = threading.Lock()
 
@@ -52,9 +60,14 @@ class Progress:
             if self._closed or now < self._next:
                 return
             self._next = now + self._interval_s
-            self._draw(progress(self._title, done, total, detail), False)
+            self._draw(progress(self._title, done, total, detail))
+
+    def finish(self, result: View) -> None:
+        """Show `result` in the end, in place of the bar."""
+        self._result = result
 
     def __enter__(self) -> Self:
+        self.update(0, 0)
         return self
 
     def __exit__(
@@ -62,11 +75,13 @@ class Progress:
     ) -> None:
         with self._lock:
             self._closed = True
-            done, total, detail = self._state
-            if kind is None:
-                self._draw(progress(self._title, total or done, total, detail, finished=True), True)
+            done, total, _ = self._state
+            if kind is not None:
+                self._end(progress(self._title, done, total, "stopped"), False)
+            elif self._result is not None:
+                self._end(self._result, True)
             else:
-                self._draw(progress(self._title, done, total, "stopped"), True)
+                self._end(progress(self._title, total, total, finished=True), False)
 
 
 class Console(abc.ABC):
@@ -131,14 +146,20 @@ class TerminalConsole(Console):
     def progress(self, title: str) -> Progress:
         rewrite = _is_terminal(self.err)
 
-        def draw(view: View, last: bool) -> None:
-            if rewrite:
-                self.err.write(f"\r\x1b[K{view.text}" + ("\n" if last else ""))
-            else:
-                self.err.write(view.text + "\n")
+        def draw(view: View) -> None:
+            self.err.write(f"\r\x1b[K{view.text}" if rewrite else f"{view.text}\n")
             self.err.flush()
 
-        return Progress(title, draw, 1 / UPDATES_PER_S if rewrite else LINE_S)
+        def end(view: View, result: bool) -> None:
+            if result:
+                self.err.write("\r\x1b[K" if rewrite else "")
+                self.err.flush()
+                self.show(view)
+            else:
+                draw(view)
+                self.err.write("\n" if rewrite else "")
+
+        return Progress(title, draw=draw, end=end, interval_s=1 / UPDATES_PER_S if rewrite else LINE_S)
 
 
 def _is_terminal(stream: TextIO) -> bool:

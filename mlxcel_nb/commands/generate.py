@@ -11,6 +11,7 @@ from typing import Any
 
 from mlxcel_nb.client.report import Completion
 from mlxcel_nb.commands import prompts
+from mlxcel_nb.commands.cluster import starting
 from mlxcel_nb.commands.console import Console
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.load import load_model
@@ -64,9 +65,10 @@ def cluster_for(args: argparse.Namespace, context: Context) -> Iterator[Held]:
         yield context.session.get(args.cluster)
         return
     try:
-        with context.console.progress("Starting engines"):
-            held = context.session.start(n=args.tp * args.pp)
-        load_model(held, args, context.console)
+        engines = args.tp * args.pp
+        with context.console.progress(starting(engines)) as progress:
+            held = context.session.start(lambda doing: progress.update(0, 0, doing), n=engines)
+        load_model(held, args, context.console, quiet=True)
         yield held
     finally:
         context.session.stop_all()

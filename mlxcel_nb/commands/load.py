@@ -8,7 +8,7 @@ from mlxcel_nb.client.report import LoadProgress
 from mlxcel_nb.commands.console import Console, Progress
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.session import Held
-from mlxcel_nb.notebook.display import View, bytes_text
+from mlxcel_nb.notebook.display import bytes_text
 from mlxcel_nb.notebook.views import load_view
 
 
@@ -28,11 +28,11 @@ class Meter:
 
 def load(args: argparse.Namespace, context: Context) -> None:
     """Handler of `load`."""
-    context.console.show(load_model(context.session.get(args.cluster), args, context.console))
+    load_model(context.session.get(args.cluster), args, context.console)
 
 
-def load_model(held: Held, args: argparse.Namespace, console: Console) -> View:
-    """Load what `args` name on the cluster, with a progress bar; returns what to show of it."""
+def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet: bool = False) -> None:
+    """Load what `args` name on the cluster, with a progress bar that becomes the report, unless `quiet`."""
     with console.progress(f"Loading {args.model}") as progress:
         meter = Meter(progress)
         report = held.cluster.load(
@@ -43,7 +43,8 @@ def load_model(held: Held, args: argparse.Namespace, console: Console) -> View:
             dtype=args.dtype,
             on_progress=meter,
         )
-    return load_view(report)
+        if not quiet:
+            progress.finish(load_view(report))
 
 
 def unload(args: argparse.Namespace, context: Context) -> None:

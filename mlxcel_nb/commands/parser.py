@@ -17,7 +17,7 @@ from typing import Any, Never
 from mlxcel_nb.errors import MlxcelError
 
 SUITES = ("aes-256-gcm", "chacha20-poly1305")
-DTYPES = ("auto", "float32", "float16", "bfloat16")
+DTYPES = ("auto", "float32", "native")
 HELP_WIDTH = 100
 ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\"}
 
@@ -234,7 +234,9 @@ def _what_to_load(leaf: Tree, *, positional: bool) -> None:
     leaf.add("--tp", type=_count, default=1, metavar="N", help="tensor-parallel ranks a stage (default 1)")
     leaf.add("--pp", type=_count, default=1, metavar="N", help="pipeline stages (default 1)")
     leaf.add("--layers", metavar="A-B,...", help='layers of each stage by hand, as in "0-9,10-29"')
-    leaf.add("--dtype", choices=DTYPES, default="auto", help="type of the weights in memory (default auto)")
+    leaf.add(
+        "--dtype", choices=DTYPES, default="auto", help="auto (default) is float32 on CPUs and as stored elsewhere"
+    )
 
 
 def _model(tree: Tree) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ class Session:
     def names(self) -> list[str]:
         return list(self._held)
 
-    def start(self, *, name: str | None = None, **options: Any) -> Held:
+    def start(self, progress: Callable[[str], None] | None = None, *, name: str | None = None, **options: Any) -> Held:
         """Start a cluster; a second one has to be named.
 
         Raises:
@@ -80,7 +81,7 @@ class Session:
         from mlxcel_nb.client.cluster import Cluster
 
         cluster = Cluster(name=name, **options)
-        cluster.start()
+        cluster.start(progress)
         held = Held(cluster)
         self._held[cluster.name] = held
         return held

@@ -40,11 +40,11 @@ class NotebookConsole(Console):
     def progress(self, title: str) -> Progress:
         handle: Any = None
 
-        def draw(view: View, _last: bool) -> None:
+        def draw(view: View) -> None:
             nonlocal handle
             if handle is None:
                 handle = display(view, display_id=True)
             else:
                 handle.update(view)
 
-        return Progress(title, draw, 1 / UPDATES_PER_S)
+        return Progress(title, draw=draw, end=lambda view, _: draw(view), interval_s=1 / UPDATES_PER_S)

@@ -124,8 +124,8 @@ def note(text: str) -> View:
 def progress(title: str, done: float, total: float, detail: str = "", *, finished: bool = False) -> View:
     """A bar with its text; `total` 0 means not known."""
     share = 1.0 if finished else min(max(done / total, 0.0), 1.0) if total > 0 else 0.0
-    percent = f"{share:4.0%}" if total > 0 or finished else " ..."
-    words = f"{title} {percent.strip()}{'  ' + detail if detail else ''}"
+    percent = f"{share:.0%}" if total > 0 else "done" if finished else "..."
+    words = f"{title} {percent}{'  ' + detail if detail else ''}"
     bar = (
         f'<div role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{share * 100:.0f}" '
         f'style="width:260px;height:6px;border-radius:3px;background:var(--jp-layout-color3,#d9dee3);margin:4px 0">'

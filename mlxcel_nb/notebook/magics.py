@@ -15,6 +15,7 @@ from mlxcel_nb.commands import dispatch, parser, platforms
 from mlxcel_nb.commands.console import Console, TerminalConsole
 from mlxcel_nb.commands.parser import HelpAsked, UsageProblem, Where
 from mlxcel_nb.commands.session import current
+from mlxcel_nb.errors import Cancelled
 from mlxcel_nb.notebook.console import NotebookConsole
 
 TREE = parser.build(Where.MAGIC)
@@ -46,7 +47,10 @@ class MlxcelMagics(Magics):
         if problem := platforms.here():
             raise UsageProblem(problem)
         context = dispatch.Context(self.console, current(), prompt=cell, names=self.names)
-        dispatch.run(args, context)
+        try:
+            dispatch.run(args, context)
+        except KeyboardInterrupt:
+            raise Cancelled(f"interrupted: %mlxcel {line}".rstrip()) from None
 
 
 MlxcelMagics.mlxcel.__doc__ = TREE.format_help()

@@ -6,13 +6,15 @@ the cell, so every write belongs to that cell, and never waits longer than `WAIT
 
 from __future__ import annotations
 
-import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol, Self
 
 from mlxcel_nb.client.report import Completion, Delta
+from mlxcel_nb.errors import MlxcelError
 
 UPDATES_PER_S = 25
 """A page stays smooth from about 20 updates a second, and JupyterLab sheds messages far above that."""
@@ -58,86 +60,95 @@ class Coalescer:
 class Stream(Protocol):
     """What `Cluster.stream` returns, as far as this module cares."""
 
-    def __iter__(self) -> Iterator[Delta]: ...
+    text: str
+    token_ids: tuple[int, ...]
+    completion: Completion | None
+    error: MlxcelError | None
+
+    @property
+    def done(self) -> bool: ...
+    def next(self, timeout: float) -> Delta | None: ...
     def cancel(self) -> None: ...
-    def result(self) -> Completion: ...
 
 
-class End:
-    """The stream is over; `error` is what ended it, if not its natural end."""
+class Interrupts:
+    """While entered, Ctrl-C and the kernel's interrupt are noted, not raised; a second one is raised.
 
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+    So an interrupt cannot fall between taking a token and showing it. Only the main thread is ever interrupted, on
+    others this does nothing.
+    """
 
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
 
-class Reader:
-    """Iterates a stream on a thread of its own, so that the cell's thread can wait with a time-out."""
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
 
-    def __init__(self, deltas: Iterable[Delta]) -> None:
-        self._queue: queue.SimpleQueue[str | End] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._read, args=(deltas,), name="mlxcel-stream", daemon=True)
-        self._thread.start()
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
 
-    def _read(self, deltas: Iterable[Delta]) -> None:
-        error: BaseException | None = None
-        try:
-            for delta in deltas:
-                self._queue.put(delta.text)
-        except BaseException as problem:  # noqa: BLE001 - handed to the cell's thread, which raises it
-            error = problem
-        self._queue.put(End(error))
-
-    def poll(self, timeout_s: float) -> str | End | None:
-        """The next piece, the end, or None after `timeout_s`."""
-        try:
-            return self._queue.get(timeout=max(timeout_s, 0.001))
-        except queue.Empty:
-            return None
+    def _note(self, _signum: int, _frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
 
 
 def pump(
-    poll: Callable[[float], str | End | None],
+    stream: Stream,
     write: Callable[[str], object],
     *,
+    stop: Callable[[], bool] = lambda: False,
     deadline: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
-) -> bool:
-    """Write what `poll` gives until its end. Whatever was received is written, also when this raises.
+) -> None:
+    """Write the stream's text until it is done, `stop` says so, or `deadline` passes.
 
-    Returns:
-        False when `deadline` passed first.
+    Whatever was received is written, also when this raises.
+
+    Raises:
+        MlxcelError: what ended the stream.
     """
     coalescer = Coalescer()
     try:
-        while (now := clock()) < deadline:
+        while not stream.done and not stop() and (now := clock()) < deadline:
             held = coalescer.wait_s(now)
-            piece = poll(min(WAIT_S if held is None else held, deadline - now))
-            if isinstance(piece, End):
-                if piece.error is not None:
-                    raise piece.error
-                return True
-            if text := coalescer.add(piece or "", clock()):
+            delta = stream.next(min(WAIT_S if held is None else held, deadline - now))
+            if text := coalescer.add(delta.text if delta else "", clock()):
                 write(text)
-        return False
     finally:
         if text := coalescer.flush(clock()):
             write(text)
+    if stream.error is not None:
+        raise stream.error
 
 
 def show_stream(stream: Stream, write: Callable[[str], object], *, drain_s: float = DRAIN_S) -> tuple[Completion, bool]:
     """Show an answer as it comes; an interrupt cancels it on every rank and keeps the text so far.
 
     Returns:
-        The stream's result, and whether the user interrupted.
+        The answer, and whether the user interrupted it.
 
     Raises:
         MlxcelError: whatever ended the stream; the text that came before has been written.
     """
-    reader = Reader(stream)
-    try:
-        pump(reader.poll, write)
-        return stream.result(), False
-    except KeyboardInterrupt:
-        stream.cancel()
-    pump(reader.poll, write, deadline=time.monotonic() + drain_s)
-    return stream.result(), True
+    with Interrupts() as interrupts:
+        try:
+            pump(stream, write, stop=lambda: interrupts.asked)
+            if interrupts.asked and not stream.done:
+                stream.cancel()
+                pump(stream, write, deadline=time.monotonic() + drain_s)
+        except BaseException:
+            stream.cancel()
+            raise
+    if stream.completion is not None:
+        return stream.completion, interrupts.asked
+    return Completion(
+        text=stream.text,
+        token_ids=stream.token_ids,
+        finish_reason="cancelled",
+        generation_tokens=len(stream.token_ids),
+    ), True

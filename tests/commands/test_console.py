@@ -7,7 +7,7 @@ import io
 import pytest
 
 from mlxcel_nb.commands.console import Progress, TerminalConsole
-from mlxcel_nb.notebook.display import View, note
+from mlxcel_nb.notebook.display import note
 
 
 class Terminal(io.StringIO):
@@ -52,7 +52,15 @@ def test_progress_rewrites_a_terminals_line_and_ends_it(monkeypatch: pytest.Monk
     err = Terminal()
     with TerminalConsole(io.StringIO(), err).progress("Loading") as progress:
         progress.update(1, 2)
-    assert err.getvalue() == "\r\x1b[KLoading 50%\r\x1b[KLoading 100%\n"
+    assert err.getvalue() == "\r\x1b[KLoading ...\r\x1b[KLoading 100%\n"
+
+
+def test_a_result_takes_the_place_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out, err = io.StringIO(), Terminal()
+    with TerminalConsole(out, err).progress("Loading") as progress:
+        progress.finish(note("ready"))
+    assert (err.getvalue(), out.getvalue()) == ("\r\x1b[KLoading ...\r\x1b[K", "ready\n")
 
 
 def test_progress_in_a_pipe_is_a_few_lines() -> None:
@@ -60,31 +68,42 @@ def test_progress_in_a_pipe_is_a_few_lines() -> None:
     with TerminalConsole(io.StringIO(), err).progress("Loading") as progress:
         for done in range(1000):
             progress.update(done, 1000)
-    assert err.getvalue() == "Loading 0%\nLoading 100%\n"
+    assert err.getvalue() == "Loading ...\nLoading 100%\n"
+
+
+class Clocked:
+    """A progress with a clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.drawn: list[str] = []
+        self.ended: list[tuple[str, bool]] = []
+
+    def progress(self) -> Progress:
+        return Progress(
+            "P",
+            draw=lambda view: self.drawn.append(view.text),
+            end=lambda view, result: self.ended.append((view.text, result)),
+            interval_s=0.1,
+            clock=lambda: self.now,
+        )
 
 
 def test_progress_draws_ten_times_a_second_and_always_the_end() -> None:
-    now, drawn = 0.0, []
-
-    def draw(view: View, last: bool) -> None:
-        drawn.append((now, view.text, last))
-
-    with Progress("P", draw, 0.1, clock=lambda: now) as progress:
+    clocked = Clocked()
+    with clocked.progress() as progress:
         for step in range(1000):
-            now = step / 1000
+            clocked.now = step / 1000
             progress.update(step, 1000)
-    assert len(drawn) <= 11
-    assert drawn[-1] == (0.999, "P 100%", True)
     progress.update(5, 1000)
-    assert len(drawn) <= 11
+    assert len(clocked.drawn) <= 11
+    assert clocked.ended == [("P 100%", False)]
 
 
 def test_progress_of_what_failed_does_not_say_100() -> None:
-    drawn: list[str] = []
-    with (
-        pytest.raises(ValueError, match="x"),
-        Progress("P", lambda view, last: drawn.append(view.text), 0.1) as progress,
-    ):
-        progress.update(1, 4)
-        raise ValueError("x")
-    assert drawn[-1] == "P 25%  stopped"
+    clocked = Clocked()
+    progress = clocked.progress()
+    progress.__enter__()
+    progress.update(1, 4)
+    progress.__exit__(ValueError, ValueError("x"), None)
+    assert clocked.ended == [("P 25%  stopped", False)]

@@ -85,7 +85,10 @@ def test_an_open_quote_is_explained() -> None:
 
 
 def test_options_of_a_request() -> None:
-    line = r'generate --max-tokens 64 --temp 0.7 --top-p .9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --seed 1 --stop "\n\n" --stop "</a>" -o out --template'
+    line = (
+        "generate --max-tokens 64 --temp 0.7 --top-p .9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --seed 1 "
+        r'--stop "\n\n" --stop "</a>" -o out --template'
+    )
     args = parse(TREES[Where.MAGIC], split(line))
     assert (args.max_tokens, args.temperature, args.top_p, args.top_k, args.min_p) == (64, 0.7, 0.9, 40, 0.05)
     assert (args.repetition_penalty, args.seed, args.stop) == (1.1, 1, ["\n\n", "</a>"])

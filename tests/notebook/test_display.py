@@ -71,13 +71,8 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-VIEWS = [
-    status_view(status()),
-    status_view(status(EVIL)),
-    load_view(status().model),
-    footer(DONE),
-    progress(EVIL, 1, 2),
-]  # type: ignore[arg-type]
+LOADED = LoadReport(model="smollm2-135m", path="/m", layout="pp2", dtype="float32", parts=PARTS, load_s=1.23)
+VIEWS = [status_view(status()), status_view(status(EVIL)), load_view(LOADED), footer(DONE), progress(EVIL, 1, 2)]
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -152,4 +147,5 @@ def test_model_text_cannot_move_a_cursor() -> None:
 def test_progress_reads_without_a_page() -> None:
     assert progress("Loading m", 1, 4, "67 MB of 269 MB").text == "Loading m 25%  67 MB of 269 MB"
     assert progress("Loading m", 0, 0).text == "Loading m ..."
-    assert progress("Loading m", 0, 0, finished=True).text == "Loading m 100%"
+    assert progress("Loading m", 0, 0, finished=True).text == "Loading m done"
+    assert progress("Loading m", 4, 4, finished=True).text == "Loading m 100%"

@@ -2,44 +2,62 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
 import threading
-from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_nb.client.report import Completion, Delta
-from mlxcel_nb.errors import PeerLost
-from mlxcel_nb.notebook.streaming import Coalescer, End, pump, show_stream
+from mlxcel_nb.errors import MlxcelError, PeerLost
+from mlxcel_nb.notebook.streaming import Coalescer, pump, show_stream
 
 
 class Script:
-    """Pieces with the time at which each comes; its clock moves only while somebody waits for it."""
+    """A stream of pieces with the time at which each comes; its clock moves only while somebody waits for it."""
 
-    def __init__(self, arrivals: list[tuple[float, str]], end: BaseException | None = None) -> None:
+    def __init__(self, arrivals: list[tuple[float, str]], error: MlxcelError | None = None) -> None:
         self.now = 0.0
-        self.arrivals = [*arrivals]
-        self.end = End(end)
+        self.text = ""
+        self.token_ids: tuple[int, ...] = ()
+        self.completion: Completion | None = None
+        self.error: MlxcelError | None = None
         self.writes: list[tuple[float, str]] = []
+        self._arrivals = [*arrivals]
+        self._error = error
 
-    def poll(self, timeout_s: float) -> str | End | None:
-        assert 0 <= timeout_s <= 0.1
-        if not self.arrivals:
-            return self.end
-        at, text = self.arrivals[0]
-        if at > self.now + timeout_s:
-            self.now += timeout_s
+    @property
+    def done(self) -> bool:
+        return self.completion is not None
+
+    def next(self, timeout: float) -> Delta | None:
+        assert 0 <= timeout <= 0.1
+        if not self._arrivals:
+            self._finish("error" if self._error else "stop")
+            return None
+        at, text = self._arrivals[0]
+        if at > self.now + timeout:
+            self.now += timeout
             return None
         self.now = max(self.now, at)
-        self.arrivals.pop(0)
-        return text
+        self._arrivals.pop(0)
+        self.text += text
+        return Delta(text)
+
+    def cancel(self) -> None:
+        self._finish("cancelled")
+
+    def _finish(self, reason: str) -> None:
+        self.error = self._error
+        self.completion = Completion(text=self.text, token_ids=(), finish_reason=reason)
 
     def write(self, text: str) -> None:
         self.writes.append((self.now, text))
 
-    def run(self, deadline: float = float("inf")) -> bool:
-        return pump(self.poll, self.write, deadline=deadline, clock=lambda: self.now)
+    def run(self, deadline: float = float("inf")) -> None:
+        pump(self, self.write, deadline=deadline, clock=lambda: self.now)
 
 
 def test_the_first_piece_is_written_at_once() -> None:
@@ -64,7 +82,7 @@ def test_held_text_is_due_without_another_piece() -> None:
 
 def test_five_thousand_tokens_at_full_speed_are_a_few_writes_a_second() -> None:
     script = Script([(i / 5000, f"{i} ") for i in range(5000)])
-    assert script.run()
+    script.run()
     assert len(script.writes) <= 27
     assert "".join(text for _, text in script.writes) == "".join(f"{i} " for i in range(5000))
 
@@ -72,7 +90,8 @@ def test_five_thousand_tokens_at_full_speed_are_a_few_writes_a_second() -> None:
 def test_slow_tokens_are_written_when_they_come() -> None:
     script = Script([(i / 10, f"{i}") for i in range(20)])
     script.run()
-    assert script.writes == [(pytest.approx(i / 10), f"{i}") for i in range(20)]
+    assert [text for _, text in script.writes] == [f"{i}" for i in range(20)]
+    assert [at for at, _ in script.writes] == pytest.approx([i / 10 for i in range(20)])
 
 
 def test_a_token_close_behind_another_waits_for_the_interval_not_for_the_next_token() -> None:
@@ -91,7 +110,7 @@ def test_nothing_is_lost_or_reordered_and_writes_keep_their_distance(gaps: list[
     script.run()
     assert "".join(text for _, text in script.writes) == "".join(text for _, text in arrivals)
     times = [at for at, _ in script.writes[:-1]]  # the last flush may come early
-    assert all(b - a >= 0.04 - 1e-9 for a, b in zip(times, times[1:], strict=False))
+    assert all(b - a >= 0.04 - 1e-9 for a, b in itertools.pairwise(times))
 
 
 def test_what_came_before_an_error_is_written_and_the_error_raised() -> None:
@@ -103,65 +122,66 @@ def test_what_came_before_an_error_is_written_and_the_error_raised() -> None:
 
 def test_a_deadline_ends_the_wait() -> None:
     script = Script([(0.0, "a"), (50.0, "b")])
-    assert script.run(deadline=1.0) is False
-    assert script.now == pytest.approx(1.0)
+    script.run(deadline=1.0)
+    assert script.now == pytest.approx(1.0) and not script.done
 
 
-class Answer:
-    """A stream that says `text`, then waits to be cancelled."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.cancelled = threading.Event()
-
-    def __iter__(self) -> Iterator[Delta]:
-        yield Delta(self.text)
-        assert self.cancelled.wait(10)
-        yield Delta(" tail")
-
-    def cancel(self) -> None:
-        self.cancelled.set()
-
-    def result(self) -> Completion:
-        return Completion(text=self.text, token_ids=(), finish_reason="cancelled")
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_cancels_drains_and_gives_the_result() -> None:
-    answer, written = Answer("so far"), []
+def test_an_interrupt_cancels_and_keeps_the_text_so_far() -> None:
+    script, written = Script([(0.0, "so"), (0.001, " far"), (60.0, "never")]), []
 
     def write(text: str) -> None:
         written.append(text)
-        if len(written) == 1:
-            raise KeyboardInterrupt
+        interrupt()
 
-    completion, interrupted = show_stream(answer, write)
+    completion, interrupted = show_stream(script, write)
     assert interrupted and completion.finish_reason == "cancelled"
-    assert written == ["so far", " tail"]
+    assert completion.text == "".join(written) == "so"
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
+def test_an_interrupt_after_the_end_changes_nothing() -> None:
+    script = Script([(0.0, "all")])
+
+    def write(text: str) -> None:
+        script.cancel()
+        interrupt()
+
+    completion, _ = show_stream(script, write)
+    assert completion.text == "all"
+
+
+class Deaf(Script):
+    """Never hears its cancel."""
+
+    def cancel(self) -> None:
+        self.cancels = getattr(self, "cancels", 0) + 1
 
 
 def test_a_stream_that_does_not_end_after_its_cancel_is_left_after_the_drain() -> None:
-    class Deaf(Answer):
-        def cancel(self) -> None:
-            pass
-
-    def write(text: str) -> None:
-        raise KeyboardInterrupt
-
-    answer = Deaf("x")
-    completion, interrupted = show_stream(answer, write, drain_s=0.05)
-    assert interrupted and completion.text == "x"
-    answer.cancelled.set()
+    script = Deaf([(0.0, "x"), (1e9, "y")])
+    completion, interrupted = show_stream(script, lambda text: interrupt(), drain_s=0.05)
+    assert interrupted and (completion.text, completion.finish_reason) == ("x", "cancelled")
+    assert script.cancels == 1
 
 
-def test_the_reader_thread_hands_over_what_ends_a_stream() -> None:
-    def broken() -> Iterator[Delta]:
-        yield Delta("a")
-        raise PeerLost("gone", node="engine-0")
+def test_a_second_interrupt_is_raised_and_cancels_too() -> None:
+    script = Deaf([(i / 10, f"{i}") for i in range(100)])
+    with pytest.raises(KeyboardInterrupt):
+        show_stream(script, lambda text: interrupt())
+    assert script.cancels == 2
 
-    class Broken(Answer):
-        __iter__: Callable[[Answer], Iterator[Delta]] = lambda self: broken()  # noqa: E731
 
-    written: list[str] = []
-    with pytest.raises(PeerLost, match="engine-0"):
-        show_stream(Broken(""), written.append)
-    assert written == ["a"]
+def test_off_the_main_thread_signals_are_let_be() -> None:
+    before, script = signal.getsignal(signal.SIGINT), Script([(0.0, "a")])
+    during: list[object] = []
+    thread = threading.Thread(
+        target=show_stream, args=(script, lambda text: during.append(signal.getsignal(signal.SIGINT)))
+    )
+    thread.start()
+    thread.join(10)
+    assert during == [before] and script.done
