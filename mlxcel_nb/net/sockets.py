@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import socket
@@ -141,15 +142,11 @@ async def connect(address: Address, *, node: str | None = None) -> socket.socket
     lookups = _Lookups(address)
     try:
         while lookups.running or lookups.found or attempts:
-            started = False
             if lookups.found:
                 attempts.add(asyncio.ensure_future(_attempt(*lookups.found.pop(0))))
-                started = True
             waiting: set[asyncio.Future[Any]] = {*attempts, *lookups.running}
-            pause = STAGGER_S if started and (lookups.found or lookups.running) else None
-            done, _ = await asyncio.wait(
-                waiting, timeout=STAGGER_S if lookups.found else pause, return_when=asyncio.FIRST_COMPLETED
-            )
+            pause = STAGGER_S if lookups.found else None
+            done, _ = await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
             for task in [t for t in attempts if t in done]:
                 attempts.discard(task)
                 if task.exception() is None:
@@ -182,7 +179,7 @@ class _Lookups:
             self.found = resolve(address.host, address.port, family)
             return
         for family in (socket.AF_INET6, socket.AF_INET):
-            self.running.add(_on_thread(lambda f=family: _resolve_twice(address.host, address.port, f)))
+            self.running.add(_on_thread(functools.partial(_resolve_twice, address.host, address.port, family)))
 
     def collect(self) -> list[str]:
         """Move finished look-ups into `found`; returns why the others failed."""
@@ -248,6 +245,9 @@ async def _attempt(family: socket.AddressFamily, sockaddr: SockAddr) -> socket.s
     try:
         tune(sock)
         await asyncio.get_running_loop().sock_connect(sock, sockaddr)
+        if sock.getsockname() == sock.getpeername():
+            # A dead port among the ephemeral ones can be connected to itself.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     except BaseException:
         sock.close()
         raise

@@ -1,0 +1,404 @@
+"""A link driven by an asyncio loop: control messages, token streams, pings, and the peer's life.
+
+Everything here belongs to the loop the `ControlLink` was made on; other threads hop there first. The socket is read
+and written by the loop's own readiness callbacks, so a token costs no task switch. The peer is a member: it is obeyed
+where a handler says so, and every queue it could fill is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mlxcel_nb.errors import MlxcelError, PeerLost, WireError
+from mlxcel_nb.net.credit import CreditLedger
+from mlxcel_nb.net.link import Link
+from mlxcel_nb.util import times
+from mlxcel_nb.util.log import get_logger
+from mlxcel_nb.wire import messages
+from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, PING_BYTES, Frame, Kind, close_reason, credit_count
+
+log = get_logger("net.link")
+
+READ_BYTES = 64 * 1024
+
+QUEUE_BYTES = 12 << 20
+"""Frames that wait for the socket: room for eight pongs of the largest size and a long prompt behind them."""
+
+BACKLOG_BYTES = 4 << 20
+"""Stream messages that wait for the peer's credit."""
+
+RTT_SAMPLES = 15
+
+_PING_ID = struct.Struct("!Q")
+
+
+class ControlLink:
+    """Owns a `Link` from here on.
+
+    Args:
+        on_message: called with each control message (kind 3) after the first.
+        on_stream: called with each stream message (kind 6).
+        on_state: called with "suspect", "alive" (again), "dead" or "closed" (by the peer), and the reason. Not called
+            for this side's own `close`.
+        on_bulk: takes tensor and KV frames (kinds 4 and 5), which are a protocol error where it is not given.
+
+    A handler that raises `WireError` ends the link with that reason.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        on_message: Callable[[ControlLink, dict[str, Any]], None],
+        on_stream: Callable[[ControlLink, dict[str, Any]], None],
+        on_state: Callable[[ControlLink, str, str], None],
+        on_bulk: Callable[[ControlLink, Frame], None] | None = None,
+    ) -> None:
+        self.link = link
+        self.peer = link.peer
+        self.state = "alive"
+        self.reason = ""
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._on_message = on_message
+        self._on_stream = on_stream
+        self._on_state = on_state
+        self._on_bulk = on_bulk
+        self._loop = asyncio.get_running_loop()
+        self._sock = link.sock
+        self._fd = link.sock.fileno()
+        self._queue: collections.deque[tuple[Kind, memoryview]] = collections.deque()
+        self._queued_bytes = 0
+        self._credit = CreditLedger()
+        self._stream_channel = 1 if link.dialled else 2
+        self._backlog: collections.deque[bytes] = collections.deque()
+        self._backlog_bytes = 0
+        self._drained: list[asyncio.Future[None]] = []
+        self._pings: dict[bytes, tuple[float, asyncio.Future[float] | None]] = {}
+        self._ping_count = 0
+        self._rtts: collections.deque[float] = collections.deque(maxlen=RTT_SAMPLES)
+        now = self._loop.time()
+        self._heard = now
+        self._frame_since: float | None = None
+        self._due = now
+        self._timer = self._loop.call_soon(self._tick)
+        link.probe = self._probe
+        self._loop.add_reader(self._fd, self._readable)
+        self._loop.call_soon(self._guarded, self._take_frames)
+
+    # -- what the owner calls ---------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        return self.state in ("alive", "suspect")
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a control message; on a link that has ended it goes nowhere, as it would have on the wire."""
+        if self.open:
+            self._write(Kind.CONTROL, 0, messages.pack(message))
+
+    def send_stream(self, message: dict[str, Any]) -> None:
+        """Send a stream message as soon as the peer's credit allows. A peer that never reads is given up."""
+        if not self.open:
+            return
+        data = messages.pack(message)
+        if not self._backlog and self._credit.spend(self._stream_channel):
+            self._write(Kind.STREAM, self._stream_channel, data)
+            return
+        self._backlog.append(data)
+        self._backlog_bytes += len(data)
+        if self._backlog_bytes > BACKLOG_BYTES:
+            self._fail("does not keep up with its stream")
+
+    async def drain(self) -> None:
+        """Wait until all that was sent is with the kernel.
+
+        Raises:
+            PeerLost: the link ended before.
+        """
+        if self.open and (self._queue or self._backlog):
+            done = self._loop.create_future()
+            self._drained.append(done)
+            await done
+        if not self.open:
+            raise PeerLost(self.reason, node=self.peer.node_id)
+
+    async def ping(self, filler: bytes = b"", *, timeout: float = times.DEAD_S) -> float:
+        """Round-trip time in seconds of one ping with `filler` behind it.
+
+        Raises:
+            PeerLost: the link ended, or no pong came within `timeout`.
+        """
+        if not self.open:
+            raise PeerLost(self.reason or "the link is closed", node=self.peer.node_id)
+        answer: asyncio.Future[float] = self._loop.create_future()
+        ping_id = self._send_ping(filler, answer)
+        try:
+            return await asyncio.wait_for(answer, timeout)
+        except TimeoutError:
+            self._pings.pop(ping_id, None)
+            raise PeerLost(f"no pong within {timeout:g} s", node=self.peer.node_id) from None
+
+    @property
+    def rtt_s(self) -> float | None:
+        """Median of recent round trips, None before the first."""
+        return statistics.median(self._rtts) if self._rtts else None
+
+    def info(self) -> dict[str, Any]:
+        """The link as plain data, for status."""
+        host, port = self.peer.address
+        return {
+            "node_id": self.peer.node_id,
+            "role": self.peer.role,
+            "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "cipher": self.link.suite_name,
+            "transport": self.link.transport,
+            "state": self.state,
+            "reason": self.reason,
+            "rtt_s": self.rtt_s,
+            "sent_bytes": self.sent_bytes,
+            "received_bytes": self.received_bytes,
+            "age_s": time.monotonic() - self.link.since,
+            "versions": self.peer.versions,
+        }
+
+    def close(self, reason: str = "") -> None:
+        """Say goodbye and close, at once."""
+        if self.open:
+            self.state, self.reason = "closed", reason
+            self._farewell(reason)
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def _write(self, kind: Kind, channel: int, *parts: bytes | memoryview) -> None:
+        sealed = self.link.sealer.seal(kind, channel, *parts)
+        if not self._queue:
+            sent = self._push(sealed)
+            if sent == len(sealed) or not self.open:
+                return
+            sealed = sealed[sent:]
+            self._loop.add_writer(self._fd, self._writable)
+        self._queue.append((kind, memoryview(bytes(sealed))))
+        self._queued_bytes += len(sealed)
+        if self._queued_bytes > QUEUE_BYTES:
+            self._fail("does not read what it is sent")
+
+    def _push(self, data: memoryview) -> int:
+        """Give the kernel what it takes of `data`."""
+        try:
+            sent = self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._die(f"connection lost ({error.strerror})")
+            return 0
+        self.sent_bytes += sent
+        return sent
+
+    def _writable(self) -> None:
+        while self._queue:
+            kind, data = self._queue[0]
+            sent = self._push(data)
+            if not self.open:
+                return
+            self._queued_bytes -= sent
+            if sent < len(data):
+                self._queue[0] = (kind, data[sent:])
+                return
+            self._queue.popleft()
+        self._loop.remove_writer(self._fd)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wake those who wait for everything to be sent."""
+        if not self.open or not (self._queue or self._backlog):
+            for done in self._drained:
+                if not done.done():
+                    done.set_result(None)
+            self._drained.clear()
+
+    def _flush_backlog(self) -> None:
+        while self._backlog and self.open and self._credit.spend(self._stream_channel):
+            data = self._backlog.popleft()
+            self._backlog_bytes -= len(data)
+            self._write(Kind.STREAM, self._stream_channel, data)
+        self._settle()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        try:
+            count = self._sock.recv_into(self.link.reader.get_buffer(READ_BYTES))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._die(f"connection lost ({error.strerror})")
+            return
+        if not count:
+            self._die("its connection ended without a goodbye")
+            return
+        self.received_bytes += count
+        self.link.reader.received(count)
+        self._heard = self._loop.time()
+        if self.state == "suspect":
+            self.state, self.reason = "alive", ""
+            self._on_state(self, "alive", "heard again")
+        self._guarded(self._take_frames)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Run `work`; what the peer did wrong ends the link, what a handler did wrong is logged."""
+        try:
+            work()
+        except WireError as error:
+            self._fail(error.cause)
+
+    def _take_frames(self) -> None:
+        reader = self.link.reader
+        while self.open and (frame := reader.next_frame()) is not None:
+            self._frame_since = None
+            self._take(frame)
+        if self.open and reader.bytes_pending:
+            self._frame_since = self._frame_since or self._loop.time()
+
+    def _take(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.CONTROL:
+                self._handle(self._on_message, messages.unpack(frame.payload))
+            case Kind.STREAM:
+                self._handle(self._on_stream, messages.unpack(frame.payload))
+                self._consumed(frame.channel)
+            case Kind.PING:
+                self._answer(frame)
+            case Kind.PONG:
+                self._take_pong(frame.payload)
+            case Kind.CREDIT:
+                self._credit.granted(frame.channel, credit_count(frame.payload))
+                self._flush_backlog()
+            case Kind.CLOSE:
+                self._end("closed", close_reason(frame.payload) or "closed by the peer")
+            case _ if self._on_bulk is not None:
+                self._on_bulk(self, frame)
+                self._consumed(frame.channel)
+            case _:
+                raise WireError(f"a {frame.kind.name.lower()} frame on a control link")
+
+    def _handle(self, handler: Callable[[ControlLink, dict[str, Any]], None], message: dict[str, Any]) -> None:
+        try:
+            handler(self, message)
+        except WireError:
+            raise
+        except Exception:  # a handler's fault is not the peer's: the link goes on
+            log.exception("a handler failed on a message from %s", self.peer.node_id)
+
+    def _consumed(self, channel: int) -> None:
+        if self.open and (grant := self._credit.consumed(channel)):
+            self._write(Kind.CREDIT, channel, grant.to_bytes(4, "big"))
+
+    # -- pings and the peer's life ----------------------------------------------------------------
+
+    def _answer(self, frame: Frame) -> None:
+        if sum(kind is Kind.PONG for kind, _ in self._queue) >= MAX_UNANSWERED_PINGS:
+            raise WireError(f"more than {MAX_UNANSWERED_PINGS} pings without reading the pongs")
+        self._write(Kind.PONG, frame.channel, frame.payload)
+
+    def _send_ping(self, filler: bytes = b"", answer: asyncio.Future[float] | None = None) -> bytes:
+        self._ping_count += 1
+        ping_id = _PING_ID.pack(self._ping_count)
+        self._pings[ping_id] = (self._loop.time(), answer)
+        self._write(Kind.PING, 0, ping_id, filler)
+        return ping_id
+
+    def _take_pong(self, payload: memoryview) -> None:
+        sent, answer = self._pings.pop(bytes(payload[:PING_BYTES]), (None, None))
+        if sent is None:
+            return
+        rtt = self._loop.time() - sent
+        if answer is None:
+            self._rtts.append(rtt)
+        elif not answer.done():
+            answer.set_result(rtt)
+
+    async def _probe(self) -> bool:
+        """Whether the peer answers within a second."""
+        try:
+            await self.ping(timeout=times.PING_S)
+        except PeerLost:
+            return False
+        return True
+
+    def _tick(self) -> None:
+        """Once a second: judge the peer's silence, then ping."""
+        now = self._loop.time()
+        if (late := now - self._due) > times.PING_S:
+            # This process was stopped, asleep or busy: the peer is not to be blamed for that time.
+            self._heard = min(now, self._heard + late)
+        silence = now - self._heard
+        if self._frame_since is not None and now - self._frame_since > times.FRAME_REST_S:
+            self._fail(f"the rest of a frame did not come within {times.FRAME_REST_S:g} s")
+        elif silence >= times.DEAD_S:
+            self._die(f"silent for {silence:.1f} s")
+        else:
+            if silence >= times.SUSPECT_S and self.state == "alive":
+                self.state, self.reason = "suspect", f"silent for {silence:.1f} s"
+                self._on_state(self, "suspect", self.reason)
+            if self.open and len(self._pings) < MAX_UNANSWERED_PINGS and not self._queue:
+                self._send_ping()
+        if self.open:
+            self._due = now + times.PING_S
+            self._timer = self._loop.call_at(self._due, self._tick)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _fail(self, reason: str) -> None:
+        """End the link because of what the peer did, telling it."""
+        if self.open:
+            log.warning("link to %s ended: %s", self.peer.node_id, reason)
+            self.state, self.reason = "dead", reason
+            self._farewell(reason)
+            self._loop.call_soon(self._on_state, self, "dead", reason)
+
+    def _die(self, reason: str) -> None:
+        self._end("dead", reason)
+
+    def _end(self, state: str, reason: str) -> None:
+        """The link is over and there is nobody to tell; handlers hear of it on the loop's next turn."""
+        if self.open:
+            self.state, self.reason = state, reason
+            self._release()
+            self._loop.call_soon(self._on_state, self, state, reason)
+
+    def _farewell(self, reason: str) -> None:
+        """The close frame, if the socket still takes one, and the end of the socket."""
+        with contextlib.suppress(OSError, MlxcelError):
+            while self._queue:
+                _, data = self._queue[0]
+                sent = self._sock.send(data)
+                if sent < len(data):
+                    break
+                self._queue.popleft()
+            if not self._queue:
+                self._sock.send(self.link.sealer.seal_close(reason))
+            self._sock.shutdown(socket.SHUT_WR)
+            self._sock.recv(READ_BYTES)  # unread input would turn the goodbye into a reset
+        self._release()
+
+    def _release(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+        self._timer.cancel()
+        self._queue.clear()
+        self._backlog.clear()
+        for _, answer in self._pings.values():
+            if answer is not None and not answer.done():
+                answer.set_exception(PeerLost(self.reason or "the link is closed", node=self.peer.node_id))
+        self._pings.clear()
+        self._settle()
+        self.link.close()

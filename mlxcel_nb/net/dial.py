@@ -1,0 +1,171 @@
+"""Reaching another node: connect, prove, and hand back a `Link`. On an asyncio loop.
+
+Errors tell three things apart that users mix up: nobody there ("offline"), somebody who does not know the secret
+("authentication failed"), and somebody who said no for a reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from mlxcel_nb.cluster.address import Address, parse_address
+from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.errors import AuthenticationFailed, HandshakeError, PeerLost
+from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.opening import open_link
+from mlxcel_nb.net.sockets import connect, offline
+from mlxcel_nb.util import times
+from mlxcel_nb.wire.handshake import ClientHandshake, Identity, RejectCode, State
+from mlxcel_nb.wire.hello import MAX_MESSAGE
+
+TRIES = 4
+"""Attempts at a listener that is too busy to hear us out."""
+
+PAUSE_S = 0.05
+"""Least pause before another attempt; each may take up to twice as long as the one before, by chance."""
+
+
+class _Crowded(Exception):
+    """The listener closed us before it said anything of itself: its pending pool is full."""
+
+    def __init__(self, error: HandshakeError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+async def dial(
+    identity: Identity,
+    secret: Secret | bytes,
+    address: Address | str,
+    *,
+    expect_node_id: str | None = None,
+    hello: Mapping[str, Any] | None = None,
+    previous_secret: Secret | bytes | None = None,
+    deadline: float = times.HANDSHAKE_S,
+    rekey_every: int | None = None,
+) -> Link:
+    """An established connection to the node at `address`, first control frames exchanged.
+
+    Args:
+        expect_node_id: refuse to talk to any other node.
+        hello: merged into our first control frame, e.g. `{"link": "hot"}`.
+        previous_secret: tried once, on a connection of its own, when the current one is refused.
+        deadline: seconds for all of it.
+        rekey_every: frames after which this side takes its next key; None for the wire's own limits.
+
+    Raises:
+        PeerLost: nobody there, or nobody who answers within `deadline`.
+        AuthenticationFailed: one side does not know the secret.
+        HandshakeError: any other reason why the two cannot talk.
+    """
+    to = parse_address(address) if isinstance(address, str) else address
+    secrets = [_wrap(s) for s in (secret, previous_secret) if s is not None]
+    attempt = _Attempt(identity, to, expect_node_id, hello, rekey_every)
+    try:
+        async with asyncio.timeout(deadline):
+            for candidate in secrets[:-1]:
+                try:
+                    return await attempt.persist(candidate)
+                except AuthenticationFailed:
+                    continue
+            return await attempt.persist(secrets[-1])
+    except TimeoutError:
+        if not attempt.connected:
+            raise offline(to, f"no answer within {deadline:g} s", node=expect_node_id) from None
+        raise PeerLost(
+            f"host {to} takes connections but did not finish the handshake within {deadline:g} s",
+            node=expect_node_id,
+            advice="Its process may be stopped or overloaded.",
+        ) from None
+
+
+def _wrap(secret: Secret | bytes) -> Secret:
+    return secret if isinstance(secret, Secret) else Secret(secret)
+
+
+class _Attempt:
+    """What every try of one `dial` has in common."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        address: Address,
+        expect_node_id: str | None,
+        hello: Mapping[str, Any] | None,
+        rekey_every: int | None,
+    ) -> None:
+        self._identity = identity
+        self._address = address
+        self._where = f"host {address}"
+        self._expect_node_id = expect_node_id
+        self._hello = hello
+        self._rekey_every = rekey_every
+        self.connected = False
+
+    async def persist(self, secret: Secret) -> Link:
+        """Try, and again after a jittered moment while the listener is crowded."""
+        pause = PAUSE_S
+        for left in reversed(range(TRIES)):
+            try:
+                return await self._once(secret)
+            except _Crowded as crowded:
+                if not left:
+                    raise crowded.error from None
+            await asyncio.sleep(pause * (1 + random.random()))
+            pause *= 2
+        raise AssertionError("unreachable")
+
+    async def _once(self, secret: Secret) -> Link:
+        self.connected = False
+        sock = await connect(self._address, node=self._expect_node_id)
+        self.connected = True
+        try:
+            handshake = await self._shake_hands(sock, secret)
+            assert handshake.established is not None
+            return await open_link(
+                sock,
+                handshake.established,
+                where=self._where,
+                dialled=True,
+                hello=self._hello,
+                rekey_every=self._rekey_every,
+            )
+        except ConnectionError as error:
+            sock.close()
+            raise HandshakeError(f"{self._where} broke the connection off: {error.strerror}") from None
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _shake_hands(self, sock: socket.socket, secret: Secret) -> ClientHandshake:
+        loop = asyncio.get_running_loop()
+        handshake = ClientHandshake(self._identity, secret, expect_node_id=self._expect_node_id, where=self._where)
+        ended = False
+        try:
+            while handshake.state is not State.ESTABLISHED:
+                if data := handshake.data_to_send():
+                    await loop.sock_sendall(sock, data)
+                if received := await loop.sock_recv(sock, MAX_MESSAGE):
+                    handshake.receive_data(received)
+                else:
+                    ended = True
+                    handshake.receive_eof()
+        except ConnectionError as error:
+            broken = HandshakeError(f"{self._where} broke the handshake off: {error.strerror}")
+            if handshake.peer is None:
+                raise _Crowded(broken) from None
+            raise broken from None
+        except HandshakeError as error:
+            refusal = handshake.refusal
+            turned_away = refusal and not refusal.authenticated and refusal.code == RejectCode.PENDING
+            if turned_away or (ended and handshake.peer is None):
+                raise _Crowded(error) from None
+            if ended:
+                advice = "Its log says why; a different secret is the usual reason."
+                raise HandshakeError(error.cause, advice=advice) from None
+            raise
+        return handshake

@@ -1,0 +1,168 @@
+"""One established connection, before anything drives it, and the first thing said on it.
+
+A `Link` is made by `dial` or by a `Listener` on an asyncio loop, when the handshake and the first control frame of
+either side are done. It is then given to exactly one driver: a `ControlLink` on the loop, or a `HotLink` on another
+thread; from there on nobody else reads or writes its socket. The peer has proved that it knows the cluster secret;
+what it says of itself in the first frame is taken on its word.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxcel_nb.errors import HandshakeError
+from mlxcel_nb.net.addresses import normal_ip
+from mlxcel_nb.wire.frames import FrameReader, Sealer
+from mlxcel_nb.wire.handshake import Hello
+
+SCHEMA = 1
+"""Schema of the control messages that this side speaks."""
+
+FEATURES = ("credit", "rekey", "tensor-lz4", "tensor-split")
+
+_DISTRIBUTIONS = {"mlx": "mlx", "mlx_lm": "mlx-lm", "cryptography": "cryptography", "mlxcel_nb": "mlxcel-nb"}
+
+MAX_HELLO_ENTRIES = 64
+"""Entries of `features` and `versions` that are kept of what a peer sends."""
+
+
+@functools.cache
+def local_versions() -> Mapping[str, str]:
+    """Versions of the libraries that matter to peers, read from package metadata: nothing is imported."""
+    versions = {"python": platform.python_version()}
+    for name, distribution in _DISTRIBUTIONS.items():
+        try:
+            versions[name] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def first_message(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What this side says first on every connection; `extra` tells what the connection is for."""
+    return {**(extra or {}), "schema": SCHEMA, "features": list(FEATURES), "versions": dict(local_versions())}
+
+
+def check_first_message(message: Mapping[str, Any]) -> None:
+    """Refuse a first message of another schema, or one that lacks what every version of it has.
+
+    Raises:
+        HandshakeError: with the reason that the close frame carries.
+    """
+    schema = message.get("schema")
+    if schema != SCHEMA or isinstance(schema, bool):
+        raise HandshakeError(f"unknown schema {schema!r:.40} of control messages; this side speaks {SCHEMA}")
+    features, versions = message.get("features", []), message.get("versions", {})
+    if not isinstance(features, list) or not all(isinstance(f, str) for f in features):
+        raise HandshakeError("the first control frame's features are not a list of texts")
+    if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
+        raise HandshakeError("the first control frame's versions are not a map of texts")
+    if max(len(features), len(versions)) > MAX_HELLO_ENTRIES:
+        raise HandshakeError(f"the first control frame lists more than {MAX_HELLO_ENTRIES} features or versions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerInfo:
+    """Who is at the other end.
+
+    `node_id`, `role`, `incarnation` and `data_addr` come from the handshake, `address` from the socket,
+    `hello` is the peer's first control message.
+    """
+
+    node_id: str
+    role: str
+    incarnation: bytes
+    data_addr: str
+    address: tuple[str, int]
+    hello: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, hello: Hello, sock: socket.socket, message: Mapping[str, Any]) -> PeerInfo:
+        return cls(
+            node_id=hello.node_id,
+            role=hello.role,
+            incarnation=hello.incarnation,
+            data_addr=hello.data_addr,
+            address=peer_address(sock),
+            hello=message,
+        )
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Library versions at the peer."""
+        return dict(self.hello.get("versions", {}))
+
+    def version_differences(self) -> dict[str, tuple[str, str]]:
+        """Libraries both sides have in different versions: name to (ours, theirs). A warning, never a refusal."""
+        ours = local_versions()
+        return {k: (ours[k], theirs) for k, theirs in self.versions.items() if k in ours and ours[k] != theirs}
+
+
+def peer_address(sock: socket.socket) -> tuple[str, int]:
+    """Address and port of the other end, IPv4 spelled as IPv4 however it came; empty when it is gone already."""
+    try:
+        name = sock.getpeername()
+    except OSError:
+        return "", 0
+    return normal_ip(name[0]), name[1]
+
+
+@dataclass(eq=False)
+class Link:
+    """An established connection; `sock` is non-blocking, `reader` may hold bytes that came early.
+
+    `probe`, set by a driver that can, tells whether the peer answers a ping within a second.
+    """
+
+    sock: socket.socket
+    peer: PeerInfo
+    suite_name: str
+    sealer: Sealer
+    reader: FrameReader
+    dialled: bool
+    transport: str = "tcp"
+    since: float = field(default_factory=time.monotonic)
+    probe: Callable[[], Awaitable[bool]] | None = None
+    _at_end: list[Callable[[], None]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once when the link has ended, on whichever thread ends it; now, if it has."""
+        with self._lock:
+            if not self._closed:
+                self._at_end.append(callback)
+                return
+        callback()
+
+    def close(self) -> None:
+        """Close the socket. For the owner, or for whoever ends a link that has none; twice is once."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            callbacks, self._at_end = self._at_end, []
+        self.sock.close()
+        for callback in callbacks:
+            callback()
+
+    def hang_up(self) -> None:
+        """End the connection from any thread: the owner's next read or write fails, and the owner closes."""
+        with self._lock:
+            if not self._closed:
+                try:
+                    self.sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    return
+
+    def __repr__(self) -> str:
+        host, port = self.peer.address
+        return f"<link to {self.peer.node_id} at {host}:{port}>"

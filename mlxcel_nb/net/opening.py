@@ -1,0 +1,78 @@
+"""From an accepted verdict to a `Link`: the first control frame, both ways. On an asyncio loop.
+
+The bytes go through `loop.sock_*` calls, not streams: when this is done nothing of asyncio's holds the socket, and a
+hot link may take it to another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from mlxcel_nb.errors import HandshakeError, WireError
+from mlxcel_nb.net.link import Link, PeerInfo, check_first_message, first_message
+from mlxcel_nb.wire import messages
+from mlxcel_nb.wire.frames import Frame, FrameReader, Kind, Opener, Sealer, close_reason
+from mlxcel_nb.wire.handshake import Established
+from mlxcel_nb.wire.hello import remote, suite_name
+
+READ_BYTES = 64 * 1024
+
+
+async def open_link(
+    sock: socket.socket,
+    established: Established,
+    *,
+    where: str,
+    dialled: bool,
+    hello: Mapping[str, Any] | None,
+    rekey_every: int | None = None,
+) -> Link:
+    """Say the first message, hear the peer's, and make the link. The caller bounds the time and closes on errors.
+
+    Args:
+        where: the peer, for error texts.
+        hello: merged into our own first message.
+
+    Raises:
+        HandshakeError: the peer's first frame is not one this side can work with.
+    """
+    loop = asyncio.get_running_loop()
+    sealer = Sealer(established.send, established.suite, rekey_every=rekey_every)
+    reader = FrameReader(Opener(established.receive, established.suite), established.leftover)
+    await loop.sock_sendall(sock, sealer.seal(Kind.CONTROL, 0, messages.pack(first_message(hello))))
+    try:
+        frame = await _first_frame(sock, reader, where)
+        if frame.kind is Kind.CLOSE:
+            raise remote(HandshakeError(f"{where} closed the connection: {close_reason(frame.payload)}"))
+        if frame.kind is not Kind.CONTROL:
+            raise HandshakeError(f"{where} sent a {frame.kind.name.lower()} frame before its first control frame")
+        message = messages.unpack(frame.payload)
+        check_first_message(message)
+    except WireError as error:
+        if not isinstance(error, HandshakeError) or error.local:
+            with contextlib.suppress(OSError):
+                sock.send(sealer.seal_close(error.cause))
+        raise
+    return Link(
+        sock=sock,
+        peer=PeerInfo.of(established.peer, sock, message),
+        suite_name=suite_name(established.suite),
+        sealer=sealer,
+        reader=reader,
+        dialled=dialled,
+    )
+
+
+async def _first_frame(sock: socket.socket, reader: FrameReader, where: str) -> Frame:
+    loop = asyncio.get_running_loop()
+    while True:
+        if (frame := reader.next_frame()) is not None:
+            return frame
+        data = await loop.sock_recv(sock, READ_BYTES)
+        if not data:
+            raise HandshakeError(f"{where} closed the connection before its first message")
+        reader.feed(data)
