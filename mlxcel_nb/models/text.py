@@ -1,0 +1,94 @@
+"""From token ids to the text a reader sees: whole characters only, and nothing of a stop string. Pure, no array library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+INCOMPLETE = "\ufffd"
+"""What a decoder puts for bytes that are no character, or not yet."""
+
+MAX_HELD = 16
+"""Ids held back at most: a character takes four bytes, so more without one is no text and is let through."""
+
+
+class Decoder(Protocol):
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class Detokenizer:
+    """Turns ids into deltas that joined are the decoding of all of them.
+
+    Each id decodes a window of a few ids, from the last delta's beginning on: what a token looks like depends on its
+    neighbours (spaces, bytes of one character), and decoding everything anew would cost the square of the length.
+    """
+
+    def __init__(self, tokenizer: Decoder) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._told = 0  # ids of the window whose text is out already
+        self._told_text = ""
+
+    def add(self, token: int) -> str:
+        """The text that `token` completes; "" while a character is incomplete."""
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        if text.endswith(INCOMPLETE) and len(self._window) - self._told < MAX_HELD:
+            return ""
+        return self._tell(text)
+
+    def flush(self) -> str:
+        """What is held back still, once: the end of the ids has come, so an incomplete character stays so."""
+        if self._told == len(self._window):
+            return ""
+        return self._tell(self._tokenizer.decode(self._window))
+
+    def _tell(self, text: str) -> str:
+        delta = text[len(self._told_text) :]
+        if delta:
+            self._window = self._window[self._told :]
+            self._told_text = self._tokenizer.decode(self._window)
+        else:
+            self._told_text = text
+        self._told = len(self._window)
+        return delta
+
+
+class StopStrings:
+    """Ends a text before the first of some strings, wherever tokens begin and end.
+
+    Only what may still become one of them is held back. The one that is complete first counts, so the result is
+    the same however the text is cut into deltas.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self._matched: str | None = None
+
+    def feed(self, delta: str) -> tuple[str, str | None]:
+        """(text to emit, the stop string that ended it or None). After a match all text is dropped."""
+        if self._matched is not None:
+            return "", self._matched
+        text = self._held + delta
+        found = [(text.index(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
+        if found:
+            end, _, self._matched = min(found)
+            self._held = ""
+            return text[: end - len(self._matched)], self._matched
+        keep = self._may_become_stop(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], None
+
+    def flush(self) -> str:
+        """What is held back still: the text has ended, so it is no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _may_become_stop(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        longest = max(map(len, self._stops), default=0)
+        for size in range(min(len(text), longest - 1), 0, -1):
+            if any(stop.startswith(text[-size:]) for stop in self._stops):
+                return size
+        return 0
