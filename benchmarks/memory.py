@@ -8,7 +8,8 @@ from typing import Any
 import psutil
 
 MODEL = "smollm2-135m"
-LAYOUTS = ({"pp": 2}, {"tp": 2})
+LAYOUTS = ((1, 2), (2, 1))
+"""Tensor ranks and pipeline stages."""
 
 
 def run(_arguments: argparse.Namespace) -> dict[str, Any]:
@@ -16,17 +17,17 @@ def run(_arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "what": f"resident growth of each engine over the bytes of its plan, {MODEL}, float32",
         "goal": "ratio under 1.15",
-        "figures": [row for layout in LAYOUTS for row in _measure(layout)],
+        "figures": [row for tp, pp in LAYOUTS for row in _measure(tp, pp)],
     }
 
 
-def _measure(layout: dict[str, int]) -> list[dict[str, Any]]:
+def _measure(tp: int, pp: int) -> list[dict[str, Any]]:
     from mlxcel_nb import Cluster
 
-    with Cluster(2) as cluster:
+    with Cluster(tp * pp) as cluster:
         processes = {node.node_id: psutil.Process(node.pid) for node in cluster.nodes}
         before = {node_id: process.memory_info().rss for node_id, process in processes.items()}
-        report = cluster.load(MODEL, dtype="float32", **layout)
+        report = cluster.load(MODEL, tp=tp, pp=pp, dtype="float32")
         rows = []
         for part in report.parts:
             grown = processes[part.node_id].memory_info().rss - before[part.node_id]
