@@ -8,6 +8,7 @@ is taken pair by pair.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import selectors
@@ -44,7 +45,11 @@ class Side:
             stdout=subprocess.PIPE,
             bufsize=0,
         )
-        self.about = self._answer()
+        try:
+            self.about = self._answer()
+        except BaseException:
+            self.close()
+            raise
 
     def run(self) -> dict[str, float]:
         """One measurement."""
@@ -71,6 +76,10 @@ class Side:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -111,7 +120,7 @@ def compare(figure: str, pairs: Sequence[tuple[dict[str, float], dict[str, float
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` (0 to 1) of `values` do not exceed."""
     ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+    return ordered[max(1, math.ceil(share * len(ordered))) - 1]
 
 
 def environment() -> dict[str, Any]:

@@ -58,7 +58,7 @@ def chromium() -> str:
             return path
     if os.environ.get("MLXCEL_NB_REQUIRE_ALL"):
         pytest.fail("no Chromium on this machine")
-    pytest.skip("no Chromium on this machine; Debian: apt-get install chromium")  # reason: a user need not own one
+    pytest.skip("no Chromium on this machine; Debian: apt-get install chromium")  # a user need not own one
 
 
 @pytest.fixture
