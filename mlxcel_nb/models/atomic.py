@@ -15,13 +15,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from mlxcel_nb.errors import ModelError
 
+fcntl: Any
 try:
     import fcntl
 except ImportError:  # no flock on this platform: the rename alone keeps folders whole, builders may do work twice
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 BUILD_S = 1800.0
 """How long to wait for another builder of the same folder: a slow download of a large model."""
@@ -75,7 +77,7 @@ def remove_folder(target: Path) -> None:
     """Take `target` away: hidden in one rename, then deleted."""
     hidden = Path(tempfile.mkdtemp(prefix=f".{target.name}.removing-", dir=target.parent))
     with contextlib.suppress(FileNotFoundError):
-        os.rename(target, hidden / target.name)
+        target.rename(hidden / target.name)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
@@ -102,12 +104,11 @@ def disk_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
 
 def sync_tree(folder: Path) -> None:
     """Flush every file and folder below `folder` to the disk."""
-    for where, _, names in os.walk(folder):
-        for path in [where, *(os.path.join(where, name) for name in names)]:
-            _sync(path)
+    for path in (folder, *folder.rglob("*")):
+        _sync(path)
 
 
-def _sync(path: str | Path) -> None:
+def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -118,7 +119,7 @@ def _sync(path: str | Path) -> None:
 def _move(made: Path, target: Path) -> None:
     """Rename into place. Without locks another builder may have come first; its folder is as good."""
     try:
-        os.rename(made, target)
+        made.rename(target)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not target.is_dir():
             raise
@@ -141,7 +142,7 @@ def _sweep(target: Path) -> None:
 
 @contextlib.contextmanager
 def _only_builder(lock: Path, deadline_s: float, waiting: Callable[[], None] | None) -> Iterator[bool]:
-    """Hold `lock`; yields whether it really excludes others. The kernel drops it with its process, however that ends."""
+    """Hold `lock`; yields whether it really excludes others. The kernel drops it when its process ends, however."""
     with lock.open("a+") as stream:
         alone = _acquire(stream.fileno(), lock, deadline_s, waiting)
         if alone:

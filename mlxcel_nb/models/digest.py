@@ -70,4 +70,4 @@ def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as stream:
         stream.write(text)
-    os.replace(stream.name, path)
+    Path(stream.name).replace(path)

@@ -22,7 +22,7 @@ from mlxcel_nb.models.gguf_tokenizer import tokenizer_files
 from mlxcel_nb.models.safetensors_index import ITEM_SIZE
 
 Precision = Literal["float32", "kept"]
-"""float32: every number decoded. kept: quantised matrices stay quantised, all else becomes float16."""
+"""float32: every number decoded. kept: quantised matrices stay so, the rest takes one float type that suits them."""
 
 Progress = Callable[[str, int, int], None]
 """progress(stage, done, total), in bytes."""
@@ -39,7 +39,7 @@ _BLOCK_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_NUMPY_NAME = {"float32": "F32", "float16": "F16", "uint32": "U32"}
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def convert(path: str | Path, folder: Path, *, precision: Precision, progress: Progress | None = None) -> None:
@@ -50,19 +50,27 @@ def convert(path: str | Path, folder: Path, *, precision: Precision, progress: P
     """
     file = read_gguf(path)
     tensors = _planned(file)
+    floats = _float_type(tensors, precision)
     config = _config(file, tensors, precision)
     for name, content in {**tokenizer_files(file), "config.json": config}.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    layout = [entry for name, tensor in tensors.items() for entry in _layout(name, tensor, precision)]
-    arrays = (array for name, tensor in tensors.items() for array in _arrays(file, name, tensor, config, precision))
+    layout = [entry for name, tensor in tensors.items() for entry in _layout(name, tensor, precision, floats)]
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    arrays = (
+        _permuted(name, array, heads)
+        for name, tensor in tensors.items()
+        for array in _arrays(file, tensor, precision, floats)
+    )
     _write_safetensors(folder / "model.safetensors", layout, arrays, progress)
 
 
 def folder_bytes(path: str | Path, precision: Precision) -> int:
     """Bytes the converted folder takes: weights, and room for the tokenizer's and config files."""
     file = read_gguf(path)
-    weights = sum(_nbytes(*e[1:]) for name, t in _planned(file).items() for e in _layout(name, t, precision))
-    return weights + (8 << 20)
+    tensors = _planned(file)
+    floats = _float_type(tensors, precision)
+    layout = [entry for name, tensor in tensors.items() for entry in _layout(name, tensor, precision, floats)]
+    return sum(_nbytes(dtype, shape) for _, dtype, shape in layout) + (8 << 20)
 
 
 def _planned(file: GgufFile) -> dict[str, GgufTensor]:
@@ -112,10 +120,18 @@ def _keeps(tensor: GgufTensor, precision: Precision) -> bool:
 Layout = tuple[str, str, tuple[int, ...]]
 
 
-def _layout(name: str, tensor: GgufTensor, precision: Precision) -> list[Layout]:
+def _float_type(tensors: dict[str, GgufTensor], precision: Precision) -> str:
+    """The one float type of all that is not quantised: the embedding's where it has one, as activations follow it."""
+    embedding = tensors["model.embed_tokens.weight"].type
+    if precision == "float32":
+        return "F32"
+    return embedding if embedding in ("F32", "BF16") else "F16"
+
+
+def _layout(name: str, tensor: GgufTensor, precision: Precision, floats: str) -> list[Layout]:
     """Names, dtypes and shapes of what `tensor` becomes."""
     if not _keeps(tensor, precision):
-        return [(name, "F32" if precision == "float32" else "F16", tensor.shape)]
+        return [(name, floats, tensor.shape)]
     rows, columns = tensor.shape
     stem = name.removesuffix(".weight")
     groups = (rows, columns // AFFINE_GROUP)
@@ -126,19 +142,26 @@ def _layout(name: str, tensor: GgufTensor, precision: Precision) -> list[Layout]
     ]
 
 
-def _arrays(
-    file: GgufFile, name: str, tensor: GgufTensor, config: dict[str, Any], precision: Precision
-) -> Iterator[np.ndarray]:
-    """What `tensor` becomes, in the order of `_layout`."""
+def _arrays(file: GgufFile, tensor: GgufTensor, precision: Precision, floats: str) -> list[np.ndarray]:
+    """What `tensor` becomes, in the order of `_layout`; bfloat16 as its bits."""
     raw = np.fromfile(file.path, np.uint8, tensor.end - tensor.begin, offset=tensor.begin)
     if _keeps(tensor, precision):
-        arrays: list[np.ndarray] = list(to_affine(tensor.type, raw, tensor.shape)[:3])
-    else:
-        arrays = [decode(tensor.type, raw, tensor.shape).astype(np.float32 if precision == "float32" else np.float16)]
-    if ".q_proj." in name or ".k_proj." in name:
-        heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
-        arrays = [halves_from_pairs(array, heads) for array in arrays]
-    yield from arrays
+        return list(to_affine(tensor.type, raw, tensor.shape)[:3])
+    values = decode(tensor.type, raw, tensor.shape)
+    if floats == "BF16":
+        return [bfloat16_bits(values)]
+    return [values.astype(np.float16 if floats == "F16" else np.float32, copy=False)]
+
+
+def bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    """Finite float32 rounded to the nearest bfloat16, ties to even, as uint16."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _permuted(name: str, array: np.ndarray, heads: dict[str, int]) -> np.ndarray:
+    module = name.split(".")[-2]
+    return halves_from_pairs(array, heads[module]) if module in heads else array
 
 
 def halves_from_pairs(array: np.ndarray, heads: int) -> np.ndarray:
@@ -184,7 +207,7 @@ def _config(file: GgufFile, tensors: dict[str, GgufTensor], precision: Precision
         "mlp_bias": "model.layers.0.mlp.up_proj.bias" in tensors,
         "vocab_size": vocab,
         "tie_word_embeddings": "lm_head.weight" not in tensors,
-        "torch_dtype": "float32" if precision == "float32" else "float16",
+        "torch_dtype": _TORCH_NAMES[_float_type(tensors, precision)],
         **{key: value for key, value in special.items() if value is not None and value < vocab},
     }
     if quantization := _quantization(tensors, precision):
@@ -248,7 +271,7 @@ def _llama3_scaling(file: GgufFile, factors: np.ndarray) -> dict[str, Any]:
 
 
 def llama3_factors(base: float, dims: int, scaling: dict[str, Any]) -> np.ndarray:
-    """By what each rotary frequency is divided: 1 for short wavelengths, `factor` for long, smooth between (Llama 3)."""
+    """What each rotary frequency is divided by: 1 for short waves, `factor` for long, smooth between (Llama 3)."""
     wavelength = 2 * np.pi * base ** (np.arange(0, dims, 2) / dims)
     low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
     smooth = np.clip((scaling["original_max_position_embeddings"] / wavelength - low) / (high - low), 0, 1)
@@ -274,7 +297,7 @@ def _write_safetensors(
     with path.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for (name, dtype, shape), array in zip(layout, arrays, strict=True):
-            if _NUMPY_NAME[array.dtype.name] != dtype or array.shape != shape:
+            if array.nbytes != _nbytes(dtype, shape) or array.shape != shape:
                 raise ModelError(f"{name}: {array.dtype.name} {array.shape} where {dtype} {shape} was planned")
             stream.write(np.ascontiguousarray(array).data)
             done += array.nbytes

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlxcel_nb.models.gguf_file import TENSOR_TYPES
+
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
@@ -44,11 +46,11 @@ def to_affine(kind: str, raw: Bytes, shape: tuple[int, ...]) -> Affine:
     *rows, columns = shape
     scales = _half(blocks, 0)
     if kind == "Q8_0":
-        codes = blocks[:, 2:] ^ 0x80  # int8 to uint8 + 128
-        packed, biases = codes, scales * np.float16(-128)
+        packed = blocks[:, 2:] ^ np.uint8(128)  # int8 to uint8 + 128
+        biases = scales * np.float16(-128)
     else:
         codes = _nibbles(blocks[:, -16:])
-        packed = codes[:, 0::2] | codes[:, 1::2] << 4
+        packed = codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
         biases = _half(blocks, 2) if kind == "Q4_1" else scales * np.float16(-8)
     groups = (*rows, columns // AFFINE_GROUP)
     return Affine(
@@ -74,7 +76,7 @@ def _nibbles(packed: Bytes) -> Bytes:
 
 
 def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
-    return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << 4
+    return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << np.uint8(4)
 
 
 def _f32(blocks: Bytes) -> Floats:
@@ -118,13 +120,13 @@ def _q8_0(blocks: Bytes) -> Floats:
 def _two_bits(packed: Bytes) -> Bytes:
     """(n, 64) bytes to (n, 256) codes: each half of 32 bytes holds four runs of 32, lowest bits first."""
     halves = packed.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    return (halves & 3).reshape(-1, 256)
+    return (halves & np.uint8(3)).reshape(-1, 256)
 
 
 def _high_bits(mask: Bytes) -> Bytes:
     """(n, 32) bytes to (n, 256) bits: bit k of byte i belongs to number 32 k + i."""
     bits = mask.reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
-    return (bits & 1).reshape(-1, 256)
+    return (bits & np.uint8(1)).reshape(-1, 256)
 
 
 def _six_bit_pairs(packed: Bytes) -> tuple[Floats, Floats]:
@@ -136,7 +138,7 @@ def _six_bit_pairs(packed: Bytes) -> tuple[Floats, Floats]:
 
 
 def _apply(codes: NDArray[np.generic], scales: Floats, minima: Floats | None = None) -> Floats:
-    """scales * codes - minima, with one scale and minimum to each run of equal length."""
+    """`scales * codes - minima`, with one scale and minimum to each run of equal length."""
     count = scales.shape[1]
     runs = codes.astype(np.float32).reshape(-1, count, 256 // count) * scales[:, :, None]
     return (runs if minima is None else runs - minima[:, :, None]).reshape(-1, 256)
@@ -161,7 +163,7 @@ def _q3_k(blocks: Bytes) -> Floats:
 def _pairs_of_nibbles(packed: Bytes) -> Bytes:
     """(n, 128) bytes to (n, 256) codes: each 32 bytes hold a run of 32 low halves, then one of high halves."""
     runs = packed.reshape(-1, 4, 1, 32) >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)
-    return (runs & 15).reshape(-1, 256)
+    return (runs & np.uint8(15)).reshape(-1, 256)
 
 
 def _q4_k(blocks: Bytes) -> Floats:
@@ -197,10 +199,7 @@ _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
-_BLOCK_BYTES = {
-    **{"F32": 4, "F16": 2, "BF16": 2, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34},
-    **{"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210},
-}
+_BLOCK_BYTES = {packing.name: packing.size for packing in TENSOR_TYPES.values()}
 
 READABLE_TYPES = frozenset(_DECODERS)
 """Tensor types that can be converted."""

@@ -65,7 +65,7 @@ def _listing(hf: Any, repo: str, revision: str | None) -> Any:
     def ask() -> None:
         try:
             answer.append(hf.HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=ANSWER_S))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever the client raises is the answer
             answer.append(error)
 
     thread = threading.Thread(target=ask, name="hub-listing", daemon=True)
@@ -96,7 +96,7 @@ def _bars(progress: Progress | None, total: int) -> Any:
     done = 0
     lock = threading.Lock()
 
-    class Report(tqdm):  # type: ignore[misc]
+    class Report(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._counts = kwargs.get("unit") == "B"
             super().__init__(*args, **{**kwargs, "disable": True})

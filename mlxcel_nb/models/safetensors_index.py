@@ -71,7 +71,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             length = int.from_bytes(prefix, "little")
             if prefix == b"version ":
                 raise ModelError(f"{file} is a Git LFS pointer, not weights", advice="Run `git lfs pull` there.")
-            if len(prefix) < 8 or 2 <= length <= MAX_HEADER and 8 + length > size:
+            if len(prefix) < 8 or (2 <= length <= MAX_HEADER and 8 + length > size):
                 raise ModelError(f"{file} is truncated: its header is cut off at {size} bytes", advice=_FETCH_AGAIN)
             if not 2 <= length <= MAX_HEADER:
                 raise ModelError(f"{file} is not a safetensors file", advice=_FETCH_AGAIN)
