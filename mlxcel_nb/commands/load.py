@@ -7,7 +7,9 @@ import argparse
 from mlxcel_nb.client.report import LoadProgress
 from mlxcel_nb.commands.console import Console, Progress
 from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.commands.model import fetch_meter
 from mlxcel_nb.commands.session import Held
+from mlxcel_nb.models.store import resolve
 from mlxcel_nb.notebook.display import bytes_text
 from mlxcel_nb.notebook.views import load_view
 
@@ -34,6 +36,7 @@ def load(args: argparse.Namespace, context: Context) -> None:
 def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet: bool = False) -> None:
     """Load what `args` name on the cluster, with a progress bar that becomes the report, unless `quiet`."""
     with console.progress(f"Loading {args.model}") as progress:
+        resolve(args.model, progress=fetch_meter(progress))  # a fetch takes minutes: it moves the same bar
         meter = Meter(progress)
         report = held.cluster.load(
             args.model,

@@ -156,9 +156,9 @@ SOURCES: Sources = {Kind.MODEL: models, Kind.PATH: paths, Kind.CLUSTER: clusters
 def matcher(context: CompletionContext) -> SimpleMatcherResult:
     """IPython's matcher for the line of a `%mlxcel` or the first line of a `%%mlxcel`."""
     before = context.text_until_cursor
+    above = "\n".join(context.full_text.split("\n")[: context.cursor_line]).strip()
     magic = _MAGIC.match(before)
-    first = not any(line.strip() for line in context.full_text.split("\n")[: context.cursor_line])
-    if magic is None or ("%%" in magic[0] and not first):
+    if magic is None or above.startswith("%%mlxcel") or (above and "%%" in magic[0]):
         return {"completions": []}
     try:
         result = complete(TREE, before[magic.end() :].lstrip(), SOURCES)
@@ -166,4 +166,4 @@ def matcher(context: CompletionContext) -> SimpleMatcherResult:
         log.debug("completion failed", exc_info=True)
         return {"completions": []}
     found: list[Any] = [SimpleCompletion(s.text, type=s.kind) for s in result.found]
-    return {"completions": found, "suppress": True, "matched_fragment": result.fragment}
+    return {"completions": found, "suppress": True, "ordered": True, "matched_fragment": result.fragment}
