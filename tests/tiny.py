@@ -145,3 +145,35 @@ def _byte_alphabet() -> dict[int, str]:
             table[byte] = chr(spare)
             spare += 1
     return table
+
+
+def quantise_tiny(
+    folder: Path, source: Path, *, overrides: dict[str, Any] | None = None, list_overrides: bool = True, **how: Any
+) -> Path:
+    """A quantised copy of a tiny model. Imports MLX.
+
+    Args:
+        overrides: module path -> its own group_size, bits and mode, or False to keep it as it is.
+        list_overrides: whether config.json names them; a layer of another kind that it does not name is legal too.
+        how: group_size, bits, mode of the rest.
+    """
+    import mlx.core as mx
+
+    config = json.loads((source / "config.json").read_bytes())
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {}
+    for name, array in mx.load(str(source / "model.safetensors")).items():
+        path = name.removesuffix(".weight")
+        own = (overrides or {}).get(path, how)
+        if array.ndim != 2 or own is False:
+            result[name] = array
+            continue
+        parts = mx.quantize(array, **own)
+        result.update(
+            {f"{path}.{leaf}": part for leaf, part in zip(("weight", "scales", "biases"), parts, strict=False)}
+        )
+    mx.save_safetensors(str(folder / "model.safetensors"), result, {"format": "mlx"})
+    config["quantization"] = {**how, **((overrides or {}) if list_overrides else {})}
+    (folder / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
+    write_tokenizer(folder)
+    return folder

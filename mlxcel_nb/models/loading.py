@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from mlxcel_nb.errors import ConfigError, ModelError, OutOfMemory
 from mlxcel_nb.models import architecture, quantisation, shard, stages
@@ -139,7 +138,7 @@ def _target(dtype: str) -> mx.Dtype | None:
 
 def _blocks(model: Any, skeleton: stages.Skeleton | None, part: Part) -> list[Block]:
     """Every weight the pruned model wants, in the order it is loaded."""
-    names = [name for name, _ in tree_flatten(model.parameters())]
+    names = [name for name, _ in stages.named_arrays(model)]
     if skeleton is None:
         return [Block("the model", None, tuple(names))]
     embedding = [n for n in names if n.startswith(skeleton.embedding_path + ".")]

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
-from mlxcel_nb.models.stages import Skeleton, Switches
+from mlxcel_nb.models.stages import Skeleton, Switches, named_arrays
 from mlxcel_nb.plan.part import Part
 
 __all__ = ["LoadedPart", "Part"]
@@ -44,7 +43,7 @@ class LoadedPart:
 
     @property
     def resident_bytes(self) -> int:
-        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+        return sum(array.nbytes for _, array in named_arrays(self.model))
 
     def make_cache(self) -> list[Any]:
         """One cache a layer of the whole model, in order; those of foreign layers count along and store nothing."""

@@ -1,4 +1,4 @@
-"""Which modules of a model are quantised and how: bits, group size and mode, overrides of single layers included. Pure."""
+"""Which modules of a model are quantised and how: bits, group size, mode, and overrides of single layers. Pure."""
 
 from __future__ import annotations
 

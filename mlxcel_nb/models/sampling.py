@@ -10,7 +10,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -53,7 +53,7 @@ class Sampler:
         value = logprob.item()
         if not isinstance(value, float) or math.isnan(value):
             raise ModelError("the model's logits are not numbers", advice="Check its weights with another dtype.")
-        chosen = int(token.item())
+        chosen: Any = token.item()
         self._recent.append(chosen)
         return Sampled(chosen, value)
 

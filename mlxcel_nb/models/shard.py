@@ -46,7 +46,7 @@ def plan_cuts(model: Any, layer_paths: list[str], config: dict[str, Any], part: 
     check_tp(config, part.tp_size)
     shape = layer_shape(config)
     heads = split_heads(shape.heads, shape.kv_heads, part.tp_size, shape.head_unit)[part.tp_rank]
-    units = split_evenly(shape.ffn, part.tp_size, shape.group)[part.tp_rank]
+    units = split_evenly(shape.ffn, part.tp_size, shape.down_group)[part.tp_rank]
     queries = _scaled(heads.queries, shape.head_dim)
     keys = _scaled(heads.keys, shape.head_dim)
     ranges = {"q_proj": (0, queries), "k_proj": (0, keys), "v_proj": (0, keys), "o_proj": (1, queries),
@@ -67,15 +67,15 @@ def _scaled(heads: Range, head_dim: int) -> Range:
 
 def _linears(modules: dict[str, Any], layer: str) -> Iterator[str]:
     for path, module in modules.items():
-        if path.startswith(f"{layer}.") and hasattr(module, "weight"):
-            if path.rpartition(".")[2] in (*ATTENTION, *FEED_FORWARD):
-                yield path
+        name = path.rpartition(".")[2]
+        if path.startswith(f"{layer}.") and name in (*ATTENTION, *FEED_FORWARD) and "weight" in module:
+            yield path
 
 
 def _check_layer(modules: dict[str, Any], layer: str, shape: LayerShape, config: dict[str, Any]) -> None:
     """Every weight of the layer is cut by the plan or is a norm that works on a rank's share as it is."""
     found = {path.rpartition(".")[2] for path in _linears(modules, layer)}
-    odd = sorted(set((*ATTENTION, *FEED_FORWARD)) - found)
+    odd = sorted({*ATTENTION, *FEED_FORWARD} - found)
     for path, module in modules.items():
         name = path.rpartition(".")[2]
         if path.startswith(f"{layer}.") and "weight" in module and name not in found:

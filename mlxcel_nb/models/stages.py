@@ -74,12 +74,12 @@ def find_skeleton(model: Any, n_layers: int) -> Skeleton | None:
         key = next((k for k, v in module.items() if _is_layers(v, n_layers)), None)
         if key is None:
             continue
-        children = {k: v for k, v in module.items() if k != key and isinstance(v, nn.Module) and _weights(v)}
+        children = {k: v for k, v in module.items() if k != key and isinstance(v, nn.Module) and named_arrays(v)}
         embeddings = [k for k, v in children.items() if hasattr(v, "as_linear")]
         norms = [k for k in children if k not in embeddings]
         if len(embeddings) != 1 or len(norms) != 1 or "." in path or not path:
             return None
-        heads = tuple(k for k, v in model.items() if k != path and isinstance(v, nn.Module) and _weights(v))
+        heads = tuple(k for k, v in model.items() if k != path and isinstance(v, nn.Module) and named_arrays(v))
         return Skeleton(model, module, path, key, embeddings[0], norms[0], heads)
     return None
 
@@ -88,9 +88,10 @@ def _is_layers(value: Any, n_layers: int) -> bool:
     return isinstance(value, list) and len(value) == n_layers and all(isinstance(v, nn.Module) for v in value)
 
 
-def _weights(module: Any) -> list[Any]:
-    found: list[Any] = tree_flatten(module.parameters())
-    return found
+def named_arrays(module: Any) -> list[tuple[str, Any]]:
+    """Every parameter with its dotted name, as weight files call it."""
+    found: Any = tree_flatten(module.parameters())
+    return list(found)
 
 
 def check_stages(skeleton: Skeleton | None, architecture: str, part: Part) -> None:

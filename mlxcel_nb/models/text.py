@@ -1,4 +1,4 @@
-"""From token ids to the text a reader sees: whole characters only, and nothing of a stop string. Pure, no array library."""
+"""From token ids to the text a reader sees: whole characters only, and nothing of a stop string. Pure; no MLX."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ INCOMPLETE = "\ufffd"
 
 MAX_HELD = 16
 """Ids held back at most: a character takes four bytes, so more without one is no text and is let through."""
+
+MAX_SILENT = 64
+"""Ids without any text of their own, such as special tokens, that are kept as context for the next one."""
 
 
 class Decoder(Protocol):
@@ -45,11 +48,8 @@ class Detokenizer:
 
     def _tell(self, text: str) -> str:
         delta = text[len(self._told_text) :]
-        if delta:
-            self._window = self._window[self._told :]
-            self._told_text = self._tokenizer.decode(self._window)
-        else:
-            self._told_text = text
+        self._window = self._window[self._told :] if delta else self._window[-MAX_SILENT:]
+        self._told_text = self._tokenizer.decode(self._window)
         self._told = len(self._window)
         return delta
 

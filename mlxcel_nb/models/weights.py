@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from mlxcel_nb.errors import ConfigError, ModelError
 from mlxcel_nb.models.quantisation import Quantisation, of_weight
 from mlxcel_nb.models.safetensors_index import TensorEntry
 from mlxcel_nb.models.shard import Cut
 from mlxcel_nb.models.slices import KINDS, SliceReader
-from mlxcel_nb.models.stages import Skeleton
+from mlxcel_nb.models.stages import Skeleton, named_arrays
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Weights:
         self._target = target
         self.cuts: dict[str, Cut] = {}
         self.warnings: list[str] = []
-        self._shapes = {name: tuple(array.shape) for name, array in tree_flatten(model.parameters())}
+        self._shapes = {name: tuple(array.shape) for name, array in named_arrays(model)}
         self._entries = entries
         self._sources = _sanitised(model, entries)
         if skeleton is not None and skeleton.tied:

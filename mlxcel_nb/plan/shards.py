@@ -7,6 +7,7 @@ kv-head is replicated on the ranks that share its query heads. A quantised weigh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,19 +41,21 @@ class LayerShape:
 
     Args:
         ffn: units of the feed-forward part; 0 where it has none of the usual kind (experts, for one).
-        group: least common multiple of the quantisation groups in use, in weights; 1 without quantisation.
+        o_group, down_group: least common multiple of the quantisation groups of the two products that are cut by
+            columns, o_proj and down_proj; 1 without quantisation.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
     ffn: int
-    group: int = 1
+    o_group: int = 1
+    down_group: int = 1
 
     @property
     def head_unit(self) -> int:
         """Query heads between two places where a quantised o_proj may be cut."""
-        return math.lcm(self.head_dim, self.group) // self.head_dim
+        return math.lcm(self.head_dim, self.o_group) // self.head_dim
 
 
 def split_evenly(total: int, parts: int, unit: int = 1) -> tuple[Range, ...]:
@@ -68,7 +71,7 @@ def split_evenly(total: int, parts: int, unit: int = 1) -> tuple[Range, ...]:
     ends = [0]
     for part in range(parts):
         ends.append(min(total, ends[-1] + (base + (part < extra)) * unit))
-    return tuple((a, b) for a, b in zip(ends, ends[1:], strict=False))
+    return tuple(itertools.pairwise(ends))
 
 
 def split_heads(heads: int, kv_heads: int, tp: int, unit: int = 1) -> tuple[HeadShare, ...]:
@@ -147,17 +150,18 @@ def layer_shape(config: Mapping[str, Any]) -> LayerShape:
         kv_heads=number("num_key_value_heads", heads),
         head_dim=number("head_dim", max(1, number("hidden_size") // heads)),
         ffn=0 if experts else number("intermediate_size"),
-        group=_group(source),
+        o_group=_group(source, "o_proj"),
+        down_group=_group(source, "down_proj"),
     )
 
 
-def _group(config: Mapping[str, Any]) -> int:
-    """Least common multiple of all quantisation groups, per-layer overrides included."""
-    quantization = config.get("quantization") or config.get("quantization_config")
-    if not isinstance(quantization, Mapping):
+def _group(config: Mapping[str, Any], name: str) -> int:
+    """Least common multiple of the quantisation groups modules called `name` have: the default and its overrides."""
+    table = config.get("quantization") or config.get("quantization_config")
+    if not isinstance(table, Mapping):
         return 1
-    overrides = [value for value in quantization.values() if isinstance(value, Mapping)]
-    sizes = [source.get("group_size") for source in (quantization, *overrides)]
+    own = [entry for path, entry in table.items() if isinstance(entry, Mapping) and path.endswith(f".{name}")]
+    sizes = [source.get("group_size") for source in (table, *own)]
     return math.lcm(1, *(size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0))
 
 
@@ -172,13 +176,13 @@ def check_tp(config: Mapping[str, Any], tp: int) -> None:
     shape = layer_shape(config)
     if not shape.ffn:
         raise ConfigError(
-            f"tensor parallel for {config.get('model_type', 'this model')}, whose layers have experts, is not there yet",
+            f"no tensor plan yet for the experts of model type {config.get('model_type')}",
             advice="Use --pp instead.",
         )
     split_heads(shape.heads, shape.kv_heads, tp, shape.head_unit)
-    ffn_units = -(-shape.ffn // shape.group)
+    ffn_units = -(-shape.ffn // shape.down_group)
     if tp > ffn_units:
         raise ConfigError(
-            f"tensor parallel size {tp} does not work for {shape.ffn} feed-forward units in groups of {shape.group}",
+            f"tensor parallel size {tp} does not work for {shape.ffn} feed-forward units cut by {shape.down_group}",
             advice=f"Sizes that work: 1-{ffn_units}.",
         )

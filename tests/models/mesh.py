@@ -1,0 +1,145 @@
+"""Runs every member of a mesh in one process, for tests: a thread a tensor rank, one stage after the other.
+
+All-reduces meet at a barrier and add in rank order, as the data plane does. MLX arrays stay in their thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxcel_nb.cluster.layout import Layout, make_layout
+from mlxcel_nb.models.loading import load_part
+from mlxcel_nb.models.part import LoadedPart, Part
+
+
+class Sum:
+    """An all-reduce over threads: `rank(r)` is what rank r calls."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=20)
+        self._parts: list[Any] = [None] * size
+
+    def rank(self, index: int) -> Any:
+        def all_reduce(x: mx.array) -> mx.array:
+            self._parts[index] = np.array(x)
+            self._barrier.wait()
+            total = self._parts[0]
+            for part in self._parts[1:]:
+                total = total + part
+            self._barrier.wait()
+            return mx.array(total)
+
+        return all_reduce
+
+    def abort(self) -> None:
+        self._barrier.abort()
+
+
+@dataclass
+class Run:
+    """What one rank saw: logits of every position of the prompt, greedy tokens, its parts and its caches' offsets."""
+
+    prompt_logits: Any = None
+    step_logits: list[Any] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    offsets: list[list[int]] = field(default_factory=list)
+    resident: list[int] = field(default_factory=list)
+    planned: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    parts: list[LoadedPart] = field(default_factory=list)
+
+
+def parts_of(layout: Layout, rank: int) -> list[Part]:
+    return [
+        Part(stage, layout.n_layers, index, layout.pp, rank, layout.tp) for index, stage in enumerate(layout.stages)
+    ]
+
+
+def run_mesh(
+    folder: Path,
+    prompt: list[int],
+    *,
+    n_layers: int = 5,
+    tp: int = 1,
+    pp: int = 1,
+    layers: str | None = None,
+    chunk: int = 512,
+    steps: int = 0,
+    dtype: str = "auto",
+) -> list[Run]:
+    """Prefill `prompt` in chunks, make `steps` greedy tokens, and return each rank's view."""
+    layout = make_layout(n_layers, tp=tp, pp=pp, layers=layers)
+    reduce = Sum(tp)
+    runs = [Run() for _ in range(tp)]
+    errors: list[BaseException] = []
+
+    def member(rank: int) -> None:
+        try:
+            _run_rank(folder, prompt, layout, rank, reduce, runs[rank], chunk, steps, dtype)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            if not isinstance(error, threading.BrokenBarrierError):
+                errors.append(error)
+            reduce.abort()
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(tp)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return runs
+
+
+def _run_rank(
+    folder: Path,
+    prompt: list[int],
+    layout: Layout,
+    rank: int,
+    reduce: Sum,
+    run: Run,
+    chunk: int,
+    steps: int,
+    dtype: str,
+) -> None:
+    parts = [load_part(folder, part, dtype=dtype, all_reduce=reduce.rank(rank)) for part in parts_of(layout, rank)]
+    caches = [part.make_cache() for part in parts]
+
+    def through(ids: list[int], *, all_logits: bool) -> Any:
+        x = mx.array([ids])
+        for part, cache in zip(parts, caches, strict=True):
+            x = part.forward(x, cache, all_logits=all_logits)
+        return np.array(x.astype(mx.float32))[0]
+
+    logits = [through(prompt[at : at + chunk], all_logits=True) for at in range(0, len(prompt), chunk)]
+    run.prompt_logits = np.concatenate(logits)
+    run.offsets = [[entry.offset for entry in cache] for cache in caches]
+    row = run.prompt_logits[-1]
+    for _ in range(steps):
+        run.tokens.append(int(row.argmax()))
+        row = through(run.tokens[-1:], all_logits=False)[-1]
+        run.step_logits.append(row)
+    run.planned = [part.planned_bytes for part in parts]
+    run.resident = [part.resident_bytes for part in parts]
+    run.warnings = [warning for part in parts for warning in part.warnings]
+    run.parts = parts
+
+
+def largest_difference(run: Run, reference: Run) -> float:
+    """Max |difference of logits| over the prompt and over every decode step."""
+    found = [np.abs(run.prompt_logits - reference.prompt_logits).max()]
+    found += [np.abs(a - b).max() for a, b in zip(run.step_logits, reference.step_logits, strict=True)]
+    return float(max(found))
+
+
+def assert_equal(runs: list[Run], reference: Run) -> None:
+    """The cases' *equal*: logits within 1e-4 and the same greedy tokens, on every rank."""
+    for run in runs:
+        assert run.tokens == reference.tokens
+        assert largest_difference(run, reference) <= 1e-4
