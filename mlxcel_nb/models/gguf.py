@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +19,8 @@ from mlxcel_nb.errors import ModelError
 from mlxcel_nb.models.gguf_blocks import AFFINE_GROUP, AFFINE_TYPES, READABLE_TYPES, decode, to_affine
 from mlxcel_nb.models.gguf_file import GgufFile, GgufTensor, read_gguf
 from mlxcel_nb.models.gguf_tokenizer import tokenizer_files
+from mlxcel_nb.models.registry import Precision, Progress
 from mlxcel_nb.models.safetensors_index import ITEM_SIZE
-
-Precision = Literal["float32", "kept"]
-"""float32: every number decoded. kept: quantised matrices stay so, the rest takes one float type that suits them."""
-
-Progress = Callable[[str, int, int], None]
-"""progress(stage, done, total), in bytes."""
 
 _BLOCK_NAMES = {
     "attn_norm": "input_layernorm",

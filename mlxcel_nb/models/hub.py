@@ -12,7 +12,7 @@ from typing import Any
 
 from mlxcel_nb.errors import ModelError
 from mlxcel_nb.models import atomic
-from mlxcel_nb.models.gguf import Progress
+from mlxcel_nb.models.registry import Progress
 
 ANSWER_S = 6.0
 """The hub's first answer comes within this, or it counts as out of reach."""

@@ -18,8 +18,7 @@ import zipfile
 from pathlib import Path
 
 from mlxcel_nb.errors import ModelError
-from mlxcel_nb.models.gguf import Progress
-from mlxcel_nb.models.registry import KnownModel
+from mlxcel_nb.models.registry import KnownModel, Progress
 
 STALL_S = 120.0
 """A download that does not grow for this long is given up."""

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from mlxcel_nb.models.gguf import Precision
+Precision = Literal["float32", "kept"]
+"""float32: every number decoded. kept: quantised matrices stay so, the rest takes one float type that suits them."""
+
+Progress = Callable[[str, int, int], None]
+"""progress(stage, done, total): stages are "wait", "download", "check" and "convert"; the counts are bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)

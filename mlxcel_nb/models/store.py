@@ -16,9 +16,9 @@ from pathlib import Path
 from mlxcel_nb.errors import ModelError
 from mlxcel_nb.models import atomic, hub
 from mlxcel_nb.models.digest import file_sha256
-from mlxcel_nb.models.gguf import Precision, Progress, convert, folder_bytes
+from mlxcel_nb.models.info import refuse_code
 from mlxcel_nb.models.package import take_from_package
-from mlxcel_nb.models.registry import KNOWN_MODELS, nearest
+from mlxcel_nb.models.registry import KNOWN_MODELS, Precision, Progress, nearest
 from mlxcel_nb.models.safetensors_index import weight_files
 from mlxcel_nb.util.paths import cache_dir
 
@@ -50,10 +50,20 @@ def models_dir() -> Path:
     return cache_dir() / "models"
 
 
-def resolve(model: str | Path, *, revision: str | None = None, progress: Progress | None = None) -> Path:
+def resolve(
+    model: str | Path,
+    *,
+    revision: str | None = None,
+    allow_code: bool = False,
+    progress: Progress | None = None,
+) -> Path:
     """The folder of `model`: a known name, a name in the cache, a folder, a GGUF file, or a hub id.
 
     Known models are fetched, GGUF files converted and hub ids downloaded when they are not in the cache yet.
+
+    Args:
+        revision: branch, tag or commit of a hub model.
+        allow_code: accept a folder whose model is Python code of its own, which then runs on every engine.
 
     Raises:
         ModelError: there is no such model, or it cannot be had; the message says what to do.
@@ -65,7 +75,7 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: Progres
         return fetch(text, progress=progress)
     path = Path(text).expanduser()
     if path.is_dir():
-        return _checked(path.resolve())
+        return _checked(path.resolve(), allow_code)
     if path.is_file():
         return _from_gguf(path, progress)
     if _is_name(text) and _is_whole(models_dir() / text):
@@ -73,7 +83,7 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: Progres
     if text.startswith((".", "/", "~")) or path.suffix == ".gguf" or text.count("/") > 1:
         raise ModelError(f"there is no model at {text}")
     if _HUB_ID.fullmatch(text):
-        return _checked(hub.download(text, revision=revision, progress=progress))
+        return _checked(hub.download(text, revision=revision, progress=progress), allow_code)
     names = [entry.name for entry in list_models()]
     guess = nearest(text, names)
     advice = f"Did you mean {guess}?" if guess else f"Known are {', '.join(names)}; a folder or a GGUF file works too."
@@ -137,6 +147,8 @@ def _from_gguf(path: Path, progress: Progress | None) -> Path:
     """The converted folder of a GGUF file, under a name made of its content."""
     if path.suffix != ".gguf":
         raise ModelError(f"{path} is neither a model folder nor a GGUF file")
+    from mlxcel_nb.models.gguf import folder_bytes
+
     needed = folder_bytes(path, "kept")  # also refuses what cannot be converted, before the file is hashed
     digest = file_sha256(path)
     stem = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._")[:80] or "model"
@@ -147,6 +159,8 @@ def _from_gguf(path: Path, progress: Progress | None) -> Path:
 
 
 def _converted(file: Path, scratch: Path, precision: Precision, digest: str, progress: Progress | None) -> Path:
+    from mlxcel_nb.models.gguf import convert
+
     folder = scratch / "model"
     folder.mkdir()
     convert(file, folder, precision=precision, progress=progress)
@@ -163,9 +177,11 @@ def _build(target: Path, build: Callable[[Path], Path], needed: int, progress: P
     return atomic.build_folder(target, build, needed_bytes=needed, is_whole=_is_whole, waiting=waiting)
 
 
-def _checked(folder: Path) -> Path:
+def _checked(folder: Path, allow_code: bool) -> Path:
+    """A folder from outside, after the checks that need no weights."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json", advice="Give an MLX or Hugging Face model folder.")
+    refuse_code(folder, allow_code=allow_code)
     return folder
 
 
@@ -175,12 +191,13 @@ def _is_name(name: str) -> bool:
 
 def _is_whole(folder: Path) -> bool:
     """Whether a folder in the cache is one this version made, with all its weights."""
-    if _source(folder).get("conversion") != CONVERSION or not (folder / "tokenizer.json").is_file():
+    if _source(folder).get("conversion") != CONVERSION:
         return False
     try:
-        return bool(weight_files(_checked(folder)))
+        files = weight_files(folder)
     except ModelError:
         return False
+    return bool(files) and all((folder / name).is_file() for name in ("config.json", "tokenizer.json"))
 
 
 def _source(folder: Path) -> dict[str, object]:

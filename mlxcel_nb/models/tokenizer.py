@@ -1,0 +1,230 @@
+"""Text to ids and back, and chat prompts, for a model folder.
+
+A folder with a tokenizer.json is read by the `tokenizers` library alone, in a tenth of the time that importing
+transformers takes; others go through transformers, local files only and without remote code. Ids are those of
+transformers' AutoTokenizer. Safe to share between threads. Chat templates are not trusted: they run in Jinja's
+immutable sandbox and see plain data only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlxcel_nb.errors import ModelError, RequestError
+from mlxcel_nb.models.chat import ChatTemplates, chat_templates
+from mlxcel_nb.models.folder import read_json
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Backend(Protocol):
+    """What does the work: one of the two libraries."""
+
+    vocab_size: int
+
+    def encode(self, text: str, add_special: bool) -> list[int]: ...
+
+    def decode(self, ids: list[int], skip_special: bool) -> str: ...
+
+    def token_to_id(self, token: str) -> int | None: ...
+
+
+class Tokenizer:
+    """A model's tokenizer. Made by `load_tokenizer`.
+
+    Attributes:
+        vocab_size: number of ids, added tokens included.
+        bos_id: what a sequence begins with, if the model has such a token.
+        eos_ids: every id that ends an answer.
+        special_tokens: named tokens as text, such as `bos_token`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        templates: ChatTemplates | None,
+        *,
+        special_tokens: Mapping[str, str],
+        eos_ids: frozenset[int],
+    ) -> None:
+        self._backend = backend
+        self._templates = templates
+        self.special_tokens = dict(special_tokens)
+        self.eos_ids = eos_ids
+        self.vocab_size = backend.vocab_size
+        bos = self.special_tokens.get("bos_token")
+        self.bos_id = backend.token_to_id(bos) if bos else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._templates is not None
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Ids of `text`. `add_special` puts in what the model expects around a sequence, as its configuration says."""
+        try:
+            return self._backend.encode(text, add_special)
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text has a lone surrogate at position {error.start}") from error
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """Text of `ids`. Ids beyond the vocabulary, which a padded output layer can yield, are no text."""
+        return self._backend.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt that the model's chat template makes of `messages`.
+
+        Raises:
+            RequestError: a base model without a template, or the template refused; its own words are the message.
+        """
+        if self._templates is None:
+            raise RequestError(
+                "the model has no chat template: it is a base model",
+                advice="Base model: use completion (a plain prompt) instead of chat.",
+            )
+        return self._templates.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables={**self.special_tokens, **variables},
+        )
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Ids of `render_chat(messages, ...)`. The template itself writes the special tokens."""
+        return self.encode(self.render_chat(messages, **options), add_special=False)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of the model folder `path`.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+    folder = Path(path)
+    config = read_json(folder / "tokenizer_config.json")
+    special = _special_tokens(folder, config)
+    if (folder / "tokenizer.json").is_file():
+        backend: Backend = _FastBackend(folder, config, special)
+    else:
+        backend = _TransformersBackend(folder)
+    return Tokenizer(
+        backend,
+        chat_templates(folder, config),
+        special_tokens=special,
+        eos_ids=_eos_ids(folder, special, backend),
+    )
+
+
+def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Named tokens as text. Files write a token as a string or as an object with a `content`."""
+    merged = {**read_json(folder / "special_tokens_map.json"), **config}
+    found = {}
+    for name in _SPECIAL:
+        value = merged.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _eos_ids(folder: Path, special: dict[str, str], backend: Backend) -> frozenset[int]:
+    """Ids that end an answer, by any of the files that may say so."""
+    ids: set[int] = set()
+    config = read_json(folder / "config.json")
+    text_config = config.get("text_config")
+    for source in (read_json(folder / "generation_config.json"), config, text_config):
+        value = source.get("eos_token_id") if isinstance(source, dict) else None
+        ids.update(i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int))
+    if (token := special.get("eos_token")) and (i := backend.token_to_id(token)) is not None:
+        ids.add(i)
+    return frozenset(ids)
+
+
+class _FastBackend:
+    """tokenizer.json, with what transformers adds to it from tokenizer_config.json."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], special: dict[str, str]) -> None:
+        from tokenizers import Tokenizer as FastTokenizer
+
+        file = folder / "tokenizer.json"
+        try:
+            self._tokenizer = FastTokenizer.from_file(str(file))
+        except Exception as error:  # the library raises no narrower one
+            raise ModelError(f"{file} cannot be read: {error}", advice="Get the model again.") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._add_tokens(config, special)
+        self._add_sequence_ends(config, special)
+        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+
+    def decode(self, ids: list[int], skip_special: bool) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special))
+
+    def token_to_id(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def _add_tokens(self, config: dict[str, Any], special: dict[str, str]) -> None:
+        """Tokens that only tokenizer_config.json declares, in the order of their ids, then the named ones."""
+        from tokenizers import AddedToken
+
+        known = {(token.content, token.special) for token in self._tokenizer.get_added_tokens_decoder().values()}
+        declared = config.get("added_tokens_decoder")
+        entries = declared.items() if isinstance(declared, dict) else []
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        for _, entry in sorted(entries, key=lambda item: int(item[0])):
+            if (entry["content"], bool(entry.get("special"))) not in known:
+                options = {flag: bool(entry[flag]) for flag in flags if flag in entry}
+                self._tokenizer.add_tokens([AddedToken(entry["content"], **options)])
+        contents = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        missing = [token for token in special.values() if token not in contents]
+        self._tokenizer.add_special_tokens([AddedToken(token, special=True) for token in dict.fromkeys(missing)])
+
+    def _add_sequence_ends(self, config: dict[str, Any], special: dict[str, str]) -> None:
+        """Follow `add_bos_token` and `add_eos_token`, where a configuration says them outright."""
+        if "add_bos_token" not in config and "add_eos_token" not in config:
+            return
+        from tokenizers.processors import TemplateProcessing
+
+        bos = special.get("bos_token") if config.get("add_bos_token") else None
+        eos = special.get("eos_token") if config.get("add_eos_token") else None
+        single = [part for part in (bos and f"{bos}:0", "$A:0", eos and f"{eos}:0") if part]
+        pair = single + [part for part in (bos and f"{bos}:1", "$B:1", eos and f"{eos}:1") if part]
+        ends = [(token, self._tokenizer.token_to_id(token)) for token in (bos, eos) if token]
+        self._tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=ends)
+
+
+class _TransformersBackend:
+    """Whatever else transformers knows: SentencePiece models, tiktoken files, vocabularies of older kinds."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # many libraries lie below
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ModelError(f"{folder} has no tokenizer that can be read: {reason}") from error
+        self.vocab_size = len(self._tokenizer)
+
+    def encode(self, text: str, add_special: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special))
+
+    def decode(self, ids: list[int], skip_special: bool) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
+
+    def token_to_id(self, token: str) -> int | None:
+        found = self._tokenizer.convert_tokens_to_ids(token)
+        return found if isinstance(found, int) else None
