@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 from mlxcel_nb.errors import MlxcelError, PeerLost, WireError
-from mlxcel_nb.net.credit import CreditLedger
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.wire import messages
+from mlxcel_nb.wire.credits import COUNTED, ReceiveCredits, SendCredits
 from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, PING_BYTES, Frame, Kind, close_reason, credit_count
 
 log = get_logger("net.link")
@@ -77,7 +77,8 @@ class ControlLink:
         self._fd = link.sock.fileno()
         self._queue: collections.deque[tuple[Kind, memoryview]] = collections.deque()
         self._queued_bytes = 0
-        self._credit = CreditLedger()
+        self._may_send = SendCredits()
+        self._lets_send = ReceiveCredits()
         self._stream_channel = 1 if link.dialled else 2
         self._backlog: collections.deque[bytes] = collections.deque()
         self._backlog_bytes = 0
@@ -110,7 +111,7 @@ class ControlLink:
         if not self.open:
             return
         data = messages.pack(message)
-        if not self._backlog and self._credit.spend(self._stream_channel):
+        if not self._backlog and self._may_send.spend(self._stream_channel):
             self._write(Kind.STREAM, self._stream_channel, data)
             return
         self._backlog.append(data)
@@ -131,21 +132,21 @@ class ControlLink:
         if not self.open:
             raise PeerLost(self.reason, node=self.peer.node_id)
 
-    async def ping(self, filler: bytes = b"", *, timeout: float = times.DEAD_S) -> float:
+    async def ping(self, filler: bytes = b"", *, within_s: float = times.DEAD_S) -> float:
         """Round-trip time in seconds of one ping with `filler` behind it.
 
         Raises:
-            PeerLost: the link ended, or no pong came within `timeout`.
+            PeerLost: the link ended, or no pong came within `within_s`.
         """
         if not self.open:
             raise PeerLost(self.reason or "the link is closed", node=self.peer.node_id)
         answer: asyncio.Future[float] = self._loop.create_future()
         ping_id = self._send_ping(filler, answer)
         try:
-            return await asyncio.wait_for(answer, timeout)
+            return await asyncio.wait_for(answer, within_s)
         except TimeoutError:
             self._pings.pop(ping_id, None)
-            raise PeerLost(f"no pong within {timeout:g} s", node=self.peer.node_id) from None
+            raise PeerLost(f"no pong within {within_s:g} s", node=self.peer.node_id) from None
 
     @property
     def rtt_s(self) -> float | None:
@@ -226,7 +227,7 @@ class ControlLink:
             self._drained.clear()
 
     def _flush_backlog(self) -> None:
-        while self._backlog and self.open and self._credit.spend(self._stream_channel):
+        while self._backlog and self.open and self._may_send.spend(self._stream_channel):
             data = self._backlog.popleft()
             self._backlog_bytes -= len(data)
             self._write(Kind.STREAM, self._stream_channel, data)
@@ -269,24 +270,26 @@ class ControlLink:
             self._frame_since = self._frame_since or self._loop.time()
 
     def _take(self, frame: Frame) -> None:
+        if frame.kind in COUNTED:
+            self._lets_send.received(frame.channel)
         match frame.kind:
             case Kind.CONTROL:
                 self._handle(self._on_message, messages.unpack(frame.payload))
             case Kind.STREAM:
                 self._handle(self._on_stream, messages.unpack(frame.payload))
-                self._consumed(frame.channel)
+                self._taken(frame.channel)
             case Kind.PING:
                 self._answer(frame)
             case Kind.PONG:
                 self._take_pong(frame.payload)
             case Kind.CREDIT:
-                self._credit.granted(frame.channel, credit_count(frame.payload))
+                self._may_send.grant(frame.channel, credit_count(frame.payload))
                 self._flush_backlog()
             case Kind.CLOSE:
                 self._end("closed", close_reason(frame.payload) or "closed by the peer")
             case _ if self._on_bulk is not None:
                 self._on_bulk(self, frame)
-                self._consumed(frame.channel)
+                self._taken(frame.channel)
             case _:
                 raise WireError(f"a {frame.kind.name.lower()} frame on a control link")
 
@@ -298,8 +301,8 @@ class ControlLink:
         except Exception:  # a handler's fault is not the peer's: the link goes on
             log.exception("a handler failed on a message from %s", self.peer.node_id)
 
-    def _consumed(self, channel: int) -> None:
-        if self.open and (grant := self._credit.consumed(channel)):
+    def _taken(self, channel: int) -> None:
+        if self.open and (grant := self._lets_send.taken(channel)):
             self._write(Kind.CREDIT, channel, grant.to_bytes(4, "big"))
 
     # -- pings and the peer's life ----------------------------------------------------------------
@@ -329,7 +332,7 @@ class ControlLink:
     async def _probe(self) -> bool:
         """Whether the peer answers within a second."""
         try:
-            await self.ping(timeout=times.PING_S)
+            await self.ping(within_s=times.PING_S)
         except PeerLost:
             return False
         return True

@@ -126,7 +126,8 @@ def _holder_of(port: int) -> str:
     except (psutil.Error, OSError):
         return ""
     for connection in connections:
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+        local = connection.laddr
+        if connection.status == psutil.CONN_LISTEN and local and local.port == port and connection.pid:
             return f" by pid {connection.pid}"
     return ""
 

@@ -1,0 +1,30 @@
+"""What a tensor of a step is paired by. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from mlxcel_nb.errors import WireError
+
+_NAME = re.compile(r"(\d{1,18})\.(\d{1,18})\.(\d{1,18})", re.ASCII)
+
+
+class Tag(NamedTuple):
+    """Epoch of the plan, step within it, and count of exchanges within the step. Later ones compare greater."""
+
+    epoch: int
+    step: int
+    seq: int
+
+    @property
+    def name(self) -> str:
+        """The tensor's name on the wire."""
+        return f"{self.epoch}.{self.step}.{self.seq}"
+
+    @classmethod
+    def parse(cls, name: str) -> Tag:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise WireError(f"a tensor named {name!r:.60} where EPOCH.STEP.SEQ is due")
+        return cls(int(match[1]), int(match[2]), int(match[3]))
