@@ -129,13 +129,15 @@ def engine_class(install: Callable[[Any], None]) -> type[Any]:
                 install(change["new"])
 
         def load_connection_file(self) -> None:
-            # At DEBUG the original writes its whole configuration, session key and all.
+            # At DEBUG applications write their whole configuration: here, and whenever it changes. The session has
+            # the key by the end of this; nothing else needs it.
             level = self.log.level
             self.log.setLevel(max(level, logging.INFO))
             try:
                 super().load_connection_file()
             finally:
                 self.log.setLevel(level)
+                self.config.Session.pop("key", None)
 
         def init_signal(self) -> None:
             """Signals keep what our own main chose."""

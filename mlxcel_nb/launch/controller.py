@@ -41,13 +41,13 @@ def engine_file(folder: Path) -> Path:
     return profile_dir(folder) / "security" / "ipcontroller-engine.json"
 
 
-def _clear_away(owner_pid: int, record_path: Path) -> None:
-    record = registry.read(record_path)
-    if record is None or os.getppid() == owner_pid:
+def _clear_away(guard: OrphanGuard, record_path: Path) -> None:
+    if guard.asked:
         return  # an owner that lives clears away by itself
-    time.sleep(ENGINES_LEAVE_S)
-    registry.end_leftovers(record)
-    registry.discard(record)
+    if record := registry.read(record_path):
+        time.sleep(ENGINES_LEAVE_S)
+        registry.end_leftovers(record)
+        registry.discard(record)
 
 
 def main(argv: list[str]) -> int:
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     os.umask(0o077)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard = OrphanGuard(owner_pid)
-    guard.before_end(lambda: _clear_away(owner_pid, registry.base_dir() / f"{folder.name}.json"))
+    guard.before_end(lambda: _clear_away(guard, registry.base_dir() / f"{folder.name}.json"))
     guard.start()
 
     from traitlets.config import Config

@@ -1,4 +1,4 @@
-"""`python -m mlxcel_nb.launch.engine FOLDER NODE_ID THREADS OWNER_PID`: one engine of a local cluster.
+"""`python -m mlxcel_nb.launch.engine FOLDER OWNER_PID NODE_ID RANK THREADS`: one engine of a local cluster.
 
 Started by `LocalCluster` and by nobody else, as a fresh interpreter. It prepares itself while the controller comes
 up, reads the connection from standard input (one line of JSON), registers, and becomes a node when it is told
@@ -42,7 +42,7 @@ def _run_node(guard: OrphanGuard, blas: str) -> StartNode:
 
 def main(argv: list[str], start_node: StartNode | None = None, log_level: str = "WARN") -> int:
     """Serve until the owner is gone. `start_node` is what a join starts: the runtime's node unless given."""
-    folder, node_id, threads, owner_pid = Path(argv[0]), argv[1], int(argv[2]), int(argv[3])
+    folder, owner_pid, node_id, rank, threads = Path(argv[0]), int(argv[1]), argv[2], int(argv[3]), int(argv[4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard = OrphanGuard(owner_pid)
     guard.start()
@@ -60,12 +60,13 @@ def main(argv: list[str], start_node: StartNode | None = None, log_level: str = 
     config.BaseIPythonApplication.ipython_dir = str(folder / "ipython")
     config.BaseIPythonApplication.auto_create = True
     config.Session.session = node_id  # the name the hub and the client know this engine by
+    config.IPEngine.id = rank
     config.IPEngine.enable_nanny = False
     config.IPEngine.max_heartbeat_misses = 0  # the guard sees sooner that the owner is gone
     config.IPEngine.timeout = REGISTER_S
     config.Application.log_level = log_level
     try:
-        connection = guard.first_line(CONNECTION_S)
+        connection = guard.line(CONNECTION_S)
     except queue.Empty:
         print(f"no connection came within {CONNECTION_S:g} s", file=sys.stderr)
         return 1

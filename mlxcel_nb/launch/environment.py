@@ -1,4 +1,4 @@
-"""What a process of a local cluster inherits, and how the cores are shared out. Pure but for looking at this machine."""
+"""What a process of a local cluster inherits, and how the cores are shared out."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def read_hello(node_id: str, content: Content) -> Greeting:
     )
 
 
-def join_request(greeting: Greeting, secret: Secret, request: JoinRequest) -> Content:
+def join_content(greeting: Greeting, secret: Secret, request: JoinRequest) -> Content:
     """The content of a join for the engine that sent `greeting`."""
     sealed = seal_secret(secret, greeting.public, node_id=request.node_id, cluster=request.cluster)
     return {"node": asdict(request), "sealed": base64.b64encode(sealed).decode()}

@@ -1,4 +1,4 @@
-"""The orphan guard: a process that serves an owner ends when the owner does.
+"""The orphan guard: a process that serves an owner ends when the owner does, or when it says so.
 
 Runs in the controller and in every engine, on a thread of its own, so that it works while the main thread is in
 native code. Two signs are watched: the end of standard input, whose other end only the owner holds, and the
@@ -15,6 +15,9 @@ import signal
 import threading
 from collections.abc import Callable
 
+END = b"end"
+"""The owner's last line."""
+
 CHECK_S = 1.0
 """The parent's pid is looked at this often."""
 
@@ -23,13 +26,15 @@ GRACE_S = 1.0
 
 
 class OrphanGuard:
-    """Owns standard input: gives its first line to whoever asks, and ends the process when its end is reached."""
+    """Owns standard input: hands over its lines, and ends the process at the line `END` or at its end."""
 
     def __init__(self, owner_pid: int, *, fd: int = 0) -> None:
         self._owner_pid = owner_pid
         self._fd = fd
         self._last_acts: list[Callable[[], None]] = []
-        self._line: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.asked = False
+        """Whether the owner said that this is the end, and so still lives."""
 
     def start(self) -> None:
         """Begin to watch."""
@@ -39,30 +44,29 @@ class OrphanGuard:
         """Do `act` before the process ends, newest first, all of them within `GRACE_S`."""
         self._last_acts.append(act)
 
-    def first_line(self, timeout: float) -> str:
-        """What the owner wrote first.
+    def line(self, timeout: float) -> str:
+        """The next line that the owner wrote.
 
         Raises:
             queue.Empty: nothing came within `timeout` seconds.
         """
-        return self._line.get(timeout=timeout)
+        return self._lines.get(timeout=timeout)
 
     def _watch(self) -> None:
-        received = bytearray()
-        given = False
-        while os.getppid() == self._owner_pid:
+        rest = b""
+        while os.getppid() == self._owner_pid and not self.asked:
             readable, _, _ = select.select([self._fd], [], [], CHECK_S)
             if not readable:
                 continue
             data = os.read(self._fd, 65536)
             if not data:
                 break
-            if not given:
-                received += data
-                line, newline, _ = received.partition(b"\n")
-                if newline:
-                    given = True
-                    self._line.put(line.decode())
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line == END:
+                    self.asked = True
+                else:
+                    self._lines.put(line.decode())
         self._end()
 
     def _end(self) -> None:

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from mlxcel_nb.launch.orphan import END
+
 HAS_PROC = Path("/proc/self/stat").exists()
 
 TAIL_BYTES = 16 * 1024
@@ -100,12 +102,14 @@ class Child:
     def _wait(self) -> None:
         if hasattr(os, "waitid"):
             # Not reaped yet, so the pid cannot belong to another process while its group is killed.
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            with contextlib.suppress(ChildProcessError):  # reaped by the user's own code
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+                kill_group(self.pid, signal.SIGKILL)
         else:
             self._popen.wait()
-        kill_group(self.pid, signal.SIGKILL)
+            kill_group(self.pid, signal.SIGKILL)
         self.returncode = self._popen.wait()
-        self.close_input()
+        self._close_input()
         self._ended.set()
         self._on_exit(self)
 
@@ -123,8 +127,12 @@ class Child:
             with contextlib.suppress(BrokenPipeError, ValueError):
                 self._popen.stdin.write(line.encode() + b"\n")
 
-    def close_input(self) -> None:
-        """End of the pipe: asks the child to leave."""
+    def ask_to_end(self) -> None:
+        """Say that this is the end, and close the pipe."""
+        self.write_line(END.decode())
+        self._close_input()
+
+    def _close_input(self) -> None:
         if self._popen.stdin is not None:
             with contextlib.suppress(OSError):
                 self._popen.stdin.close()

@@ -1,4 +1,4 @@
-"""An engine whose node is a listening socket: a whole cluster in little time, for tests of how clusters live and die."""
+"""An engine whose node is a listening socket: for tests of how clusters live and die."""
 
 from __future__ import annotations
 
