@@ -22,6 +22,8 @@ from mlxcel_nb.models.registry import KNOWN_MODELS, Precision, Progress, nearest
 from mlxcel_nb.models.safetensors_index import weight_files
 from mlxcel_nb.util.paths import cache_dir
 
+__all__ = ["ModelEntry", "Progress", "fetch", "list_models", "models_dir", "remove", "resolve"]
+
 SOURCE_NAME = "mlxcel_source.json"
 """Beside a converted model: what it was made of, and by which version of the conversion."""
 
