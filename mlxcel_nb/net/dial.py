@@ -159,6 +159,9 @@ class _Attempt:
             if handshake.peer is None:
                 raise _Crowded(broken) from None
             raise broken from None
+        except AuthenticationFailed as error:
+            why = "it does not know this cluster's secret" if error.local else "it does not accept this side's secret"
+            raise _like(error, f"authentication failed with {self._where}: {why}") from None
         except HandshakeError as error:
             refusal = handshake.refusal
             turned_away = refusal and not refusal.authenticated and refusal.code == RejectCode.PENDING
@@ -169,3 +172,10 @@ class _Attempt:
                 raise HandshakeError(error.cause, advice=advice) from None
             raise
         return handshake
+
+
+def _like(error: AuthenticationFailed, cause: str) -> AuthenticationFailed:
+    """`error` in the words both ends use, with the host they can find."""
+    told = AuthenticationFailed(cause, node=error.node, advice=error.advice)
+    told.local = error.local
+    return told

@@ -19,7 +19,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.errors import ConfigError, HandshakeError, MlxcelError, Refused
+from mlxcel_nb.errors import AuthenticationFailed, ConfigError, HandshakeError, MlxcelError, Refused
 from mlxcel_nb.net.addresses import normal_ip
 from mlxcel_nb.net.admission import Admission, Answer
 from mlxcel_nb.net.link import Link, peer_address
@@ -183,6 +183,8 @@ class Listener:
         link = None
         try:
             link = await self._welcome(sock, ip)
+        except AuthenticationFailed:
+            self._complain(ip, "authentication", f"authentication failed with host {ip}: it does not know the secret")
         except HandshakeError as error:
             self._complain(ip, error.code, str(error))
         except MlxcelError as error:

@@ -1,0 +1,238 @@
+"""`net listen` and `net ping`: two hosts try the data plane without a cluster.
+
+The logic behind the commands, on the caller's asyncio loop. The other end may be another implementation of the same
+wire, so nothing is asked of it beyond what the wire promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlxcel_nb.cluster.address import Address, parse_address
+from mlxcel_nb.cluster.names import check_name, new_incarnation, visitor_id
+from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.link import Link, PeerInfo
+from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.wire.frames import MAX_FILLER, MAX_FRAMES, PING_BYTES
+from mlxcel_nb.wire.hello import Identity, suite_number
+
+CLUSTER = "mlxcel"
+"""Name of a cluster nobody named."""
+
+COUNT = 10
+SIZE = 64
+
+PONG_S = 10.0
+"""For one pong with the largest filler over a slow line."""
+
+LISTENER_ROLE, VISITOR_ROLE = "listener", "visitor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PingReport:
+    """What a ping found out.
+
+    Args:
+        size: bytes of filler in each ping.
+        connect_s: from the first packet to the first control frame: look-up, TCP and handshake.
+        round_trips_s: one per ping, in order.
+    """
+
+    peer: PeerInfo
+    cluster: str
+    cipher: str
+    size: int
+    connect_s: float
+    round_trips_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.round_trips_s)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Payload that crossed the line, both directions added, in the time the pings took."""
+        payload = 2 * len(self.round_trips_s) * (PING_BYTES + self.size)
+        return payload / max(sum(self.round_trips_s), 1e-9)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for `--json`."""
+        peer = self.peer
+        return {
+            "address": _joined(peer.address),
+            "node_id": peer.node_id,
+            "role": peer.role,
+            "cluster": self.cluster,
+            "data_addr": peer.data_addr,
+            "incarnation": peer.incarnation.hex(),
+            "cipher": self.cipher,
+            "features": list(peer.hello.get("features", [])),
+            "versions": peer.versions,
+            "connect_s": self.connect_s,
+            "count": len(self.round_trips_s),
+            "size": self.size,
+            "round_trips_s": list(self.round_trips_s),
+            "rtt_min_s": min(self.round_trips_s),
+            "rtt_median_s": self.median_s,
+            "rtt_max_s": max(self.round_trips_s),
+            "bytes_per_s": self.bytes_per_s,
+        }
+
+    def lines(self) -> list[str]:
+        """The same for people."""
+        peer = self.peer
+        where = f", listens on {peer.data_addr}" if peer.data_addr else ""
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(peer.versions.items()))
+        low, high = min(self.round_trips_s), max(self.round_trips_s)
+        found = [
+            f"{peer.node_id} ({peer.role}) of cluster {self.cluster} at {_joined(peer.address)}{where}",
+            f"versions: {versions or 'not told'}",
+            f"{self.cipher}, connected in {_time(self.connect_s)}",
+            f"{len(self.round_trips_s)} pings of {self.size} bytes: round trip {_time(low)} / {_time(self.median_s)} / "
+            f"{_time(high)} (least, median, most), {_rate(self.bytes_per_s)}",
+        ]
+        differing = peer.version_differences()
+        if differing:
+            pairs = ", ".join(f"{name} {ours} here, {theirs} there" for name, (ours, theirs) in differing.items())
+            found.append(f"warning: versions differ: {pairs}")
+        return found
+
+
+async def listen(
+    bind: str,
+    secret: Secret,
+    *,
+    cluster: str = CLUSTER,
+    node_id: str | None = None,
+    suite: str = "aes-256-gcm",
+    rekey_every: int | None = None,
+    previous_secret: Secret | None = None,
+    echo: Callable[[str], object] = print,
+    ready: Callable[[Address], object] | None = None,
+) -> None:
+    """Answer pings at `bind` until cancelled; frames that are no pings are dropped.
+
+    Args:
+        echo: prints a line, `listening on HOST:PORT` being the first.
+        ready: told the address as well, for callers that do not read lines.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    where = parse_address(bind)
+    identity = _identity(cluster, node_id or f"listen-{secrets.token_hex(4)}", LISTENER_ROLE, suite)
+    _check_rekey(rekey_every)
+    links: set[ControlLink] = set()
+
+    def take(link: Link) -> None:
+        links.add(
+            ControlLink(link, on_message=_drop, on_stream=_drop, on_bulk=_drop, on_state=forget),
+        )
+
+    def forget(link: ControlLink, state: str, reason: str) -> None:
+        del reason
+        if state in ("dead", "closed"):
+            links.discard(link)
+
+    known = [secret] if previous_secret is None else [secret, previous_secret]
+    listener = Listener(identity, known, on_link=take, rekey_every=rekey_every)
+    address = await listener.start(where.host, where.port)
+    try:
+        echo(f"listening on {address}")
+        if ready is not None:
+            ready(address)
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await listener.close()
+        for link in list(links):
+            link.close("the listener ends")
+
+
+async def ping(
+    address: str | Address,
+    secret: Secret,
+    *,
+    cluster: str = CLUSTER,
+    node_id: str | None = None,
+    suite: str = "aes-256-gcm",
+    rekey_every: int | None = None,
+    previous_secret: Secret | None = None,
+    count: int = COUNT,
+    size: int = SIZE,
+    echo: Callable[[str], object] | None = None,
+) -> PingReport:
+    """Connect to a node, ping it `count` times with `size` bytes of filler, and leave.
+
+    Raises:
+        PeerLost: nobody there, or gone meanwhile.
+        HandshakeError: wrong secret, version, suite or cluster, or another refusal; the message says which.
+    """
+    if count < 1:
+        raise ConfigError(f"{count} pings", advice="Ask for at least one.")
+    if not 0 <= size <= MAX_FILLER:
+        raise ConfigError(f"pings of {size} bytes", advice=f"0 to {MAX_FILLER} bytes are possible.")
+    _check_rekey(rekey_every)
+    identity = _identity(cluster, node_id or visitor_id(), VISITOR_ROLE, suite)
+    began = time.perf_counter()
+    link = await dial(identity, secret, address, previous_secret=previous_secret, rekey_every=rekey_every)
+    connect_s = time.perf_counter() - began
+    control = ControlLink(link, on_message=_drop, on_stream=_drop, on_bulk=_drop, on_state=_drop)
+    filler = secrets.token_bytes(size)
+    try:
+        round_trips = [await control.ping(filler, within_s=PONG_S) for _ in range(count)]
+    finally:
+        control.close("done")
+    report = PingReport(
+        peer=link.peer,
+        cluster=cluster,
+        cipher=link.suite_name,
+        size=size,
+        connect_s=connect_s,
+        round_trips_s=tuple(round_trips),
+    )
+    if echo is not None:
+        for line in report.lines():
+            echo(line)
+    return report
+
+
+def _identity(cluster: str, node_id: str, role: str, suite: str) -> Identity:
+    check_name("cluster name", cluster)
+    check_name("node id", node_id)
+    return Identity(
+        cluster=cluster, node_id=node_id, role=role, incarnation=new_incarnation(), suite=suite_number(suite)
+    )
+
+
+def _check_rekey(rekey_every: int | None) -> None:
+    if rekey_every is not None and not 1 <= rekey_every < MAX_FRAMES:
+        raise ConfigError(f"a rekey every {rekey_every} frames", advice=f"1 to {MAX_FRAMES - 1} are possible.")
+
+
+def _drop(*_: object) -> None:
+    """Takes whatever a handler is given; a visitor has no use for it."""
+
+
+def _joined(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def _rate(bytes_per_s: float) -> str:
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_s >= size:
+            return f"{bytes_per_s / size:.2f} {unit}"
+    return f"{bytes_per_s:.0f} B/s"
