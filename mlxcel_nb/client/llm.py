@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.report import Completion
@@ -70,7 +70,7 @@ class LLM:
         elif self.cluster.model is self.report:
             self.cluster.unload()
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -42,9 +42,7 @@ class Router:
 
     def __init__(self, cluster: str, secret: Secret) -> None:
         self.node_id = router_id()
-        self._identity = Identity(
-            cluster=cluster, node_id=self.node_id, role="router", incarnation=new_incarnation()
-        )
+        self._identity = Identity(cluster=cluster, node_id=self.node_id, role="router", incarnation=new_incarnation())
         self._secret = secret
         self._io = LoopThread("router-io")
         self._links: dict[str, ControlLink] = {}

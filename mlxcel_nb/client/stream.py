@@ -76,7 +76,7 @@ class Stream:
         return self.completion is not None
 
     def cancel(self) -> None:
-        """Ask every rank to stop; the stream then ends with finish_reason "cancelled". May be called from any thread."""
+        """Ask every rank to stop, from any thread; the stream then ends with finish_reason "cancelled"."""
         if not self.done:
             self._cancel()
 

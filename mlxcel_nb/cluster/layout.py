@@ -101,9 +101,7 @@ def split_evenly(n_layers: int, pp: int) -> tuple[LayerRange, ...]:
     if pp < 1:
         raise ConfigError(f"{pp} pipeline stages", advice="Ask for at least one.")
     if pp > n_layers:
-        raise ConfigError(
-            f"{pp} pipeline stages for a model of {n_layers} layers", advice=f"Use --pp 1 to {n_layers}."
-        )
+        raise ConfigError(f"{pp} pipeline stages for a model of {n_layers} layers", advice=f"Use --pp 1 to {n_layers}.")
     base, extra = divmod(n_layers, pp)
     ranges, start = [], 0
     for stage in range(pp):

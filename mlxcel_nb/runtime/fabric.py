@@ -22,7 +22,7 @@ _MLX_TYPES = {name: dtype for dtype, name in _WIRE_NAMES.items()}
 
 
 def as_buffer(x: mx.array) -> np.ndarray:
-    """`x`'s own memory, evaluated, without a copy where it is contiguous. bfloat16 shows as uint16: it has no buffer format."""
+    """`x`'s own memory, evaluated, uncopied where it is contiguous. bfloat16, which has no buffer format, shows as uint16."""
     x = mx.contiguous(x)
     if x.dtype == mx.bfloat16:
         x = x.view(mx.uint16)
@@ -46,9 +46,7 @@ class Fabric:
         step_s: how long any single wait may last.
     """
 
-    def __init__(
-        self, layout: Layout, me: int, links: dict[int, HotLink], interrupt: Interrupt, step_s: float
-    ) -> None:
+    def __init__(self, layout: Layout, me: int, links: dict[int, HotLink], interrupt: Interrupt, step_s: float) -> None:
         stage, rank = layout.stage_of(me), layout.rank_of(me)
         self.links = links
         self.step_s = step_s

@@ -195,9 +195,7 @@ class Leader:
             if answer.tokens >= limit:
                 return "length"
             sampled = self._step(
-                Step(
-                    epoch=self._last_epoch, step=step, count=1, sample=True, prefill=False, tokens=(sampled.token,)
-                )
+                Step(epoch=self._last_epoch, step=step, count=1, sample=True, prefill=False, tokens=(sampled.token,))
             )
             step += 1
 
@@ -235,7 +233,7 @@ class Leader:
         return Sampled(int(message["token"]), float(message["logprob"]))
 
     def _abort(self, error: MlxcelError) -> None:
-        """Make every follower leave the epoch, by both ways: the control link breaks a blocked wait, the hot link keeps order."""
+        """Make every follower leave, by both ways: the control link breaks a blocked wait, the hot link keeps order."""
         message = {"type": "abort", "epoch": self._last_epoch, "step": -1, "error": error.to_dict()}
         self._worker.outbox.to_members(message)
         self._tell_followers(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
@@ -65,7 +66,5 @@ def release_memory() -> None:
     gc.collect()
     mx.clear_cache()
     if sys.platform == "linux":
-        try:
+        with contextlib.suppress(AttributeError):  # musl has no malloc_trim
             ctypes.CDLL(None).malloc_trim(0)
-        except AttributeError:  # musl has no malloc_trim
-            pass

@@ -32,7 +32,7 @@ IDLE_WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class Load:
-    """Take a part of a model; `links` are this member's hot links by member index; `failed` is told when it does not."""
+    """Take a part of a model; `links` are this member's hot links by member index; `failed` hears when it does not."""
 
     order: LoadOrder
     me: int

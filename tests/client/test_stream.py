@@ -68,8 +68,7 @@ def test_an_error_at_the_end_is_raised_after_the_text_so_far() -> None:
     wire.say("end", 1, finish_reason="error", error=NodeFailed("ValueError: no", node="engine-1").to_dict())
     seen = []
     with pytest.raises(NodeFailed, match="engine-1: ValueError: no"):
-        for delta in wire.stream:
-            seen.append(delta.text)
+        seen.extend(delta.text for delta in wire.stream)
     assert seen == ["half"] and wire.stream.text == "half"
     assert wire.stream.completion is not None and wire.stream.completion.finish_reason == "error"
 

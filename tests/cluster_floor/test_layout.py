@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from mlxcel_nb.cluster.layout import Layout, make_layout, parse_layers, split_evenly
@@ -16,7 +18,7 @@ def test_even_split_covers_all_layers_in_order(n_layers: int, pp: int, lengths: 
     ranges = split_evenly(n_layers, pp)
     assert [b - a for a, b in ranges] == lengths
     assert ranges[0][0] == 0 and ranges[-1][1] == n_layers
-    assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(ranges))
 
 
 def test_more_stages_than_layers_is_refused_with_the_limit() -> None:
