@@ -22,7 +22,7 @@ _MLX_TYPES = {name: dtype for dtype, name in _WIRE_NAMES.items()}
 
 
 def as_buffer(x: mx.array) -> np.ndarray:
-    """`x`'s own memory, evaluated, uncopied where it is contiguous. bfloat16, which has no buffer format, shows as uint16."""
+    """`x`'s own memory, evaluated, uncopied where contiguous. bfloat16, which has no buffer format, shows as uint16."""
     x = mx.contiguous(x)
     if x.dtype == mx.bfloat16:
         x = x.view(mx.uint16)
