@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import queue
 import secrets
@@ -37,7 +38,7 @@ from mlxcel_nb.launch.local import EngineInfo, LocalCluster
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.store import resolve
-from mlxcel_nb.plan.shard import check_tensor_split
+from mlxcel_nb.plan.shards import check_tp
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member
 from mlxcel_nb.util import times
 
@@ -221,7 +222,7 @@ class Cluster:
         path = resolve(model)
         info = model_info(path)
         layout = make_layout(info.layers, tp=tp, pp=pp, layers=layers)
-        check_tensor_split(info, layout.tp)
+        check_tp(json.loads((path / "config.json").read_text()), layout.tp)
         order = self._order(router, str(path), layout, dtype)
         started = time.monotonic()
         self._leader = order.members[0].node_id

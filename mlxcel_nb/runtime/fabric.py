@@ -67,16 +67,20 @@ class Fabric:
     def _deadline(self) -> float:
         return time.monotonic() + self.step_s
 
-    def _tag(self) -> Tag:
+    def _collective(self) -> Tag:
         self._seq += 1
         return Tag(self._epoch, self._step, self._seq)
+
+    def _handover(self) -> Tag:
+        """The one tensor a step sends from stage to stage; the stages' own collectives count from 1."""
+        return Tag(self._epoch, self._step, 0)
 
     def all_reduce(self, x: mx.array) -> mx.array:
         """Sum of `x` over the tensor ranks of this stage, in rank order: the same bits on every rank."""
         if self._group is None:
             return x
         own = as_buffer(x)
-        parts = self._group.all_gather(self._tag(), memoryview(own).cast("B"), deadline=self._deadline())
+        parts = self._group.all_gather(self._collective(), memoryview(own).cast("B"), deadline=self._deadline())
         if x.dtype == mx.float32:
             total = np.frombuffer(parts[0], np.float32) + np.frombuffer(parts[1], np.float32)
             for part in parts[2:]:
@@ -90,7 +94,7 @@ class Fabric:
         assert self._next is not None
         buffer = memoryview(as_buffer(x)).cast("B")
         send_to(
-            self._next, self._tag(), _WIRE_NAMES[x.dtype], x.shape, buffer,
+            self._next, self._handover(), _WIRE_NAMES[x.dtype], x.shape, buffer,
             deadline=self._deadline(), interrupt=self._interrupt,
         )  # fmt: skip
 
@@ -98,7 +102,7 @@ class Fabric:
         """The previous stage's output, (1, `count`, D)."""
         assert self._previous is not None
         dtype, shape, data = recv_from(
-            self._previous, self._tag(), deadline=self._deadline(), interrupt=self._interrupt
+            self._previous, self._handover(), deadline=self._deadline(), interrupt=self._interrupt
         )
         if dtype not in _MLX_TYPES or len(shape) != 3 or shape[:2] != (1, count):
             raise WireError(f"activations of {dtype} {shape} where (1, {count}, D) was due")

@@ -24,7 +24,7 @@ from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import Busy, Cancelled, ClusterError, MlxcelError, PeerLost, WireError
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.hot import HotLink
+from mlxcel_nb.net.hot import MAX_SPIN_S, HotLink
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.listener import Listener
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, field
@@ -252,8 +252,6 @@ class Node:
                 str(message["error"].get("cause", "aborted")), node=message["error"].get("node")))  # fmt: skip
         elif order and kind == "failed" and link.peer.node_id in {m.node_id for m in order.members}:
             self._worker.abort(field(message, "epoch", int), errors.from_dict(field(message, "error", dict)))
-        elif kind == "hello":
-            pass
         else:
             raise WireError(f"{link.peer.node_id} ({link.peer.role}) may not send {kind!r} here")
 
@@ -269,11 +267,13 @@ class Node:
         """Open and await the links of this instance, then hand the load to the MLX thread."""
         me = order.place(self.config.node_id)
         hot: dict[int, HotLink] = {}
+        # Polling pays only while every rank has a core; engines of one cluster may share this host.
+        spin_s = MAX_SPIN_S if (os.cpu_count() or 1) >= order.layout.size else 0.0
         try:
             ends = [b if a == me else a for a, b in order.layout.edges() if me in (a, b)]
             pairs = await asyncio.gather(*(self._meet(order, me, other) for other in ends))
             for other, (hot_link, witness) in zip(ends, pairs, strict=True):
-                hot[other] = HotLink(hot_link)
+                hot[other] = HotLink(hot_link, spin_s=spin_s)
                 self._witnesses[order.members[other].node_id] = self._control(witness)
         except MlxcelError as error:
             self._forget(order)

@@ -1,0 +1,115 @@
+"""What tests of whole clusters share: waiting for conditions, striking engines, looking at what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from mlxcel_nb.client.cluster import Cluster
+
+
+def wait_until(condition: Callable[[], Any], *, deadline_s: float, what: str) -> Any:
+    """The first true value of `condition`."""
+    end = time.monotonic() + deadline_s
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {deadline_s:g} s for {what}")
+        time.sleep(0.01)  # the pace of a poll; the condition above decides
+    return value
+
+
+def pid_of(cluster: Cluster, node_id: str) -> int:
+    return next(node.pid for node in cluster.nodes if node.node_id == node_id)
+
+
+def activity(cluster: Cluster, node_id: str) -> str:
+    """What the node says it is doing."""
+    return str(cluster._running().ask(node_id, {"type": "status"})["status"]["activity"])
+
+
+def on_engine(cluster: Cluster, node_id: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Run `function` in an engine's process, over the control plane."""
+    client = cluster.client
+    engine = next(eid for eid, name in client._engines.items() if name == node_id)
+    return client[engine].apply_async(function, *args).get(timeout=10)
+
+
+def raise_in_forward(call: int) -> None:
+    """On an engine: the model's part raises at its `call`-th step from now, once."""
+    import gc
+
+    from mlxcel_nb.runtime.node import Node
+
+    node = next(o for o in gc.get_objects() if isinstance(o, Node))
+    part = node._worker.instance.part
+    forward, seen = part.forward, 0
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == call:
+            part.forward = forward
+            raise ZeroDivisionError("struck in layer 3")
+        return forward(*args, **kwargs)
+
+    part.forward = wrapped
+
+
+def raise_in_load(call: int) -> None:
+    """On an engine: loading raises at its `call`-th look for an abort, once."""
+    import gc
+
+    from mlxcel_nb.runtime.node import Node
+
+    worker = next(o for o in gc.get_objects() if isinstance(o, Node))._worker
+    check, seen = worker.check, 0
+
+    def wrapped() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == call:
+            worker.check = check
+            raise ZeroDivisionError("struck while loading")
+        check()
+
+    worker.check = wrapped
+
+
+def strike(cluster: Cluster, node_id: str, how: int) -> None:
+    """Send an engine a signal."""
+    os.kill(pid_of(cluster, node_id), how)
+
+
+@contextmanager
+def nothing_left(cluster: Cluster) -> Iterator[Cluster]:
+    """A started cluster whose every process is gone after it has been stopped."""
+    cluster.start()
+    pids = [node.pid for node in cluster.nodes] + [child.pid for child in psutil.Process().children(recursive=True)]
+    try:
+        yield cluster
+    finally:
+        for node in cluster.nodes:
+            if psutil.pid_exists(node.pid):
+                with_suppress_kill(node.pid, signal.SIGCONT)
+        cluster.stop()
+    wait_until(lambda: not any(lives(pid) for pid in pids), deadline_s=10, what="every process to be gone")
+
+
+def with_suppress_kill(pid: int, how: int) -> None:
+    try:
+        os.kill(pid, how)
+    except ProcessLookupError:
+        pass
+
+
+def lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
