@@ -52,11 +52,12 @@ def _facts(model: str, path: Path, facts: ModelInfo) -> View:
         ("hidden size", facts.hidden),
         ("heads", f"{facts.heads} of {facts.head_dim}, {facts.kv_heads} for keys and values"),
         ("vocabulary", facts.vocab),
-        ("context", f"{facts.context} tokens"),
+        ("context", f"{facts.context} tokens" if facts.context else None),
         ("embeddings", "tied to the head" if facts.tied else "apart from the head"),
-        ("quantisation", facts.quantization or "none"),
+        ("precision", facts.precision),
         ("chat template", "yes" if facts.chat_template else "no: a base model, use generate"),
         ("weights", bytes_text(facts.bytes)),
+        ("content", f"sha256 {facts.content_hash[:16]}"),
     ]
     return table("", [Column("of"), Column(model)], rows)
 

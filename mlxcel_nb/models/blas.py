@@ -45,6 +45,9 @@ class BlasReport:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}" if self.reason else self.name
+
 
 _report: BlasReport | None = None
 _openblas: tuple[ctypes.CDLL, str] | None = None  # the library and the prefix of its names

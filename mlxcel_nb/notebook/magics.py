@@ -6,6 +6,7 @@ Runs on the thread that executes the cell. A magic shows what it has to show and
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -57,5 +58,5 @@ MlxcelMagics.mlxcel.__doc__ = TREE.format_help()
 
 
 def console_for(shell: Any) -> Console:
-    """A notebook's displays where there is a kernel, plain text in a terminal."""
-    return NotebookConsole() if getattr(shell, "kernel", None) is not None else TerminalConsole()
+    """A notebook's displays where there is a kernel; in a terminal plain text, all of it in one stream."""
+    return NotebookConsole() if getattr(shell, "kernel", None) is not None else TerminalConsole(err=sys.stdout)

@@ -47,7 +47,10 @@ def status_view(status: ClusterStatus) -> View:
             table(
                 "Links",
                 [Column("from"), Column("to"), Column("path"), Column("cipher"), Column("round trip", number=True)],
-                [[link.source, link.target, link.transport, link.cipher, ms_text(link.rtt_s)] for link in status.links],
+                [
+                    [link.source, link.target, link.transport, cipher_text(link.cipher), ms_text(link.rtt_s)]
+                    for link in status.links
+                ],
             )
         )
     if status.last:
@@ -94,6 +97,11 @@ def layers_text(layers: tuple[int, int] | None) -> str | None:
         return None
     first, end = layers
     return f"{first}-{end - 1}" if end > first else "none"
+
+
+def cipher_text(suite: str) -> str:
+    """A suite's option value under the cipher's usual name."""
+    return {"aes-256-gcm": "AES-256-GCM", "chacha20-poly1305": "ChaCha20-Poly1305"}.get(suite, suite)
 
 
 def _role(node: NodeReport) -> str | None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 CELL_S = 60.0
@@ -97,8 +97,6 @@ class Notebook:
     def complete(self, code: str, cursor: int | None = None) -> list[str]:
         reply = self.client.complete(code, cursor, reply=True, timeout=10)["content"]
         assert reply["status"] == "ok"
-        lead = code[reply["cursor_start"] : reply["cursor_end"]]
-        assert all(match.startswith(lead) or "'" in match for match in reply["matches"]), (lead, reply["matches"])
         return list(reply["matches"])
 
 

@@ -46,7 +46,7 @@ def status(name: str = "mlxcel") -> ClusterStatus:
             NodeReport(node_id="engine-1", state="suspect", reason="silent for 4 s", stage=1, rank=0, layers=(15, 30)),
             NodeReport(node_id=name, state="dead", reason="connection reset"),
         ),
-        links=(LinkReport(source="router", target="engine-0", cipher="AES-256-GCM", transport="tcp", rtt_s=0.000213),),
+        links=(LinkReport(source="router", target="engine-0", cipher="aes-256-gcm", transport="tcp", rtt_s=0.000213),),
         model=LoadReport(model="smollm2-135m", path="/m", layout="pp2", dtype="float32", parts=PARTS, load_s=1.23),
         last=DONE,
         warnings=("mlx differs",),

@@ -123,7 +123,7 @@ class Fast:
     def cancel(self):
         pass
 
-answer(Fast(), NotebookConsole())
+_ = answer(Fast(), NotebookConsole())
 """
 
 

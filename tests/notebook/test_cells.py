@@ -1,0 +1,177 @@
+"""A prompt in a cell, a model over two engines, tokens in the cell: one kernel, one cluster, the real model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mlxcel_nb.notebook.display import RUN_MIME
+from tests.notebook.kernels import Notebook, Ran, notebook
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def nb(smollm2: Path) -> Iterator[Notebook]:
+    with notebook() as nb:
+        nb.ok("%load_ext mlxcel_nb\nfrom mlxcel_nb import LLM, Cluster, SamplingParams")
+        started = nb.ok("%mlxcel cluster start -n 2")
+        assert "is up after" in started.plain and "engine" in started.plain
+        nb.ok("from mlxcel_nb.commands.session import current\ncluster = current().get().cluster")
+        loaded = nb.ok("%mlxcel load smollm2-135m --pp 2")
+        assert "0-14" in loaded.plain and "15-29" in loaded.plain
+        yield nb
+
+
+def test_an_answer_streams_into_its_cell_with_a_footer_and_figures(nb: Notebook) -> None:
+    ran = nb.ok("%%mlxcel chat --reset --max-tokens 32\nWhat is the capital of France?")
+    assert "Paris" in ran.text and ran.text.endswith("\n")
+    assert len(ran.of("stream")) >= 3
+    footer = ran.of("display_data")[-1]
+    assert "tokens/s" in footer["data"]["text/plain"] and "pp2" in footer["data"]["text/plain"]
+    figures = footer["data"][RUN_MIME]
+    assert figures["layout"] == "pp2" and figures["finish_reason"] == "stop" and figures["ttft_s"] > 0
+    assert "Paris" not in str(figures)
+
+
+def test_chat_remembers_until_it_is_reset(nb: Notebook) -> None:
+    nb.ok("%%mlxcel chat --reset --max-tokens 32\nWhat is the capital of France?")
+    nb.ok("%%mlxcel chat --max-tokens 8 -o second\nAnd of Spain?")
+    nb.ok("%%mlxcel chat --reset --max-tokens 8 -o alone\nAnd of Spain?")
+    assert nb.value("second.prompt_tokens - alone.prompt_tokens") > 10
+
+
+def test_a_prompt_reaches_the_model_word_for_word(nb: Notebook) -> None:
+    prompt = "x = 7; {x} $x %x {nb!r} '\"\\ \\n {{}} 🙂\n\n  indented {"
+    nb.ok(f"x = 8\nprompt = {prompt!r}")
+    nb.ok(f"%%mlxcel generate --max-tokens 4 -o cell\n{prompt}")
+    nb.ok("code = cluster.generate(prompt, SamplingParams(max_tokens=4))")
+    assert nb.value("(cell.prompt_tokens, cell.token_ids) == (code.prompt_tokens, code.token_ids)")
+
+
+def test_a_template_is_filled_when_asked_for(nb: Notebook) -> None:
+    nb.ok("land = 'France'")
+    nb.ok("%%mlxcel generate --template --max-tokens 8 -o filled\nThe capital of {land} is")
+    nb.ok("code = cluster.generate('The capital of France is', SamplingParams(max_tokens=8))")
+    assert nb.value("filled.token_ids == code.token_ids")
+
+
+def test_a_seed_gives_the_same_text_through_a_magic_and_python(nb: Notebook) -> None:
+    nb.ok("%%mlxcel generate --max-tokens 12 --temp 1 --seed 5 -o one\nOnce upon a time")
+    nb.ok("two = cluster.generate('Once upon a time', SamplingParams(max_tokens=12, temperature=1.0, seed=5))")
+    assert nb.value("one.text == two.text")
+
+
+def test_an_interrupt_stops_within_a_second_keeps_the_text_and_the_cluster(nb: Notebook) -> None:
+    pressed: list[float] = []
+
+    def press(ran: Ran) -> None:
+        if not pressed and len(ran.text) > 20:
+            pressed.append(time.monotonic())
+            nb.manager.interrupt_kernel()
+
+    ran = nb.run("%%mlxcel generate --max-tokens 5000 --temp 1 --seed 1 -o partial\nOnce upon a time", on_message=press)
+    assert pressed and ran.arrivals[-1] - pressed[0] < 1.0
+    assert ran.status == "ok" and not ran.error
+    assert "cancelled" in ran.plain
+    assert nb.value("partial.text") == ran.text.rstrip("\n") and len(ran.text) > 20
+    assert "Paris" in nb.ok("%%mlxcel generate --max-tokens 8\nThe capital of France is").text
+
+
+def test_an_interrupt_of_waiting_python_code_leaves_the_cluster_usable(nb: Notebook) -> None:
+    pressed: list[float] = []
+
+    def press(ran: Ran) -> None:
+        if not pressed and "waiting" in ran.text:
+            pressed.append(time.monotonic())
+            nb.manager.interrupt_kernel()
+
+    code = "print('waiting', flush=True)\ncluster.generate('Once', SamplingParams(max_tokens=5000, ignore_eos=True))"
+    ran = nb.run(code, on_message=press)
+    assert ran.status == "error" and "KeyboardInterrupt" in ran.error
+    assert ran.arrivals[-1] - pressed[0] < 1.5
+    nb.ok("%%mlxcel generate --max-tokens 2\nHello")
+
+
+def test_every_token_lands_in_the_cell_that_reads_it(nb: Notebook) -> None:
+    """Made in one cell, read in a second, with a third that prints in between."""
+    nb.ok("stream = cluster.stream('1, 2, 3, 4,', SamplingParams(max_tokens=24))")
+    other = nb.ok("print('other cell')")
+    ran = nb.ok("for delta in stream:\n    print(delta.text, end='', flush=True)")
+    third = nb.ok("print(stream.result().text == stream.text)")
+    assert (other.text, third.text) == ("other cell\n", "True\n")
+    assert ran.text.strip().startswith("5, 6, 7")
+    first = nb.ok("%%mlxcel generate --max-tokens 6\n1, 2, 3, 4,")
+    second = nb.ok("%%mlxcel generate --max-tokens 6\na, b, c, d,")
+    assert "5" in first.text and "5" not in second.text
+
+
+def test_status_says_who_holds_what_over_which_link(nb: Notebook) -> None:
+    nb.ok("%%mlxcel generate --max-tokens 2\nHello")
+    plain = nb.ok("%mlxcel status").plain
+    for word in ("● alive", "stage 0", "stage 1", "0-14", "15-29", "AES-256-GCM", " ms", "router-", "tokens"):
+        assert word in plain, plain
+    assert "● alive" in nb.ok("%mlxcel cluster status").plain
+    listed = nb.ok("%mlxcel cluster list").plain
+    assert nb.value("cluster.name") in listed and "this process" not in listed.replace("this process (", "")
+
+
+def test_a_second_cluster_needs_a_name(nb: Notebook) -> None:
+    ran = nb.run("%mlxcel cluster start -n 1")
+    assert ran.status == "error"
+    assert "is already running in this notebook. Stop it with %mlxcel cluster stop, or give the new one a --name." in (
+        ran.error
+    )
+
+
+def test_a_wrong_split_is_refused_in_a_line(nb: Notebook) -> None:
+    nb.ok("%mlxcel unload")
+    ran = nb.run("%mlxcel load smollm2-135m --pp 5")
+    assert ran.status == "error" and len(ran.error.strip().splitlines()) <= 2
+    assert "no model is loaded" in nb.run("%%mlxcel generate\nhi").error
+    nb.ok("%mlxcel load smollm2-135m --pp 2")
+
+
+EVERYWHERE = """
+import asyncio
+params = SamplingParams(max_tokens=2)
+def sync():
+    assert cluster.generate("Hi", params).generation_tokens >= 1
+    assert [d for d in cluster.stream("Hi", params)] and cluster.status().nodes
+    cluster.unload(); cluster.load("smollm2-135m", pp=2)
+async def awaited():
+    assert (await cluster.agenerate("Hi", params)).generation_tokens >= 1
+    assert [d async for d in cluster.stream("Hi", params)] and (await cluster.astatus()).nodes
+    await cluster.aunload(); await cluster.aload("smollm2-135m", pp=2)
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sync()",
+        "await awaited()",
+        "await asyncio.sleep(0)\nsync()",
+        "async def task():\n    sync()\nawait asyncio.create_task(task())",
+        "await asyncio.create_task(awaited())",
+        "await asyncio.to_thread(sync)",
+        "await asyncio.sleep(0)\nget_ipython().run_cell_magic('mlxcel', 'generate --max-tokens 2', 'Hi')",
+    ],
+)
+def test_every_function_works_in_a_cell_in_a_task_and_beside_a_loop(nb: Notebook, code: str) -> None:
+    nb.ok(EVERYWHERE)
+    nb.ok(code)
+
+
+def test_stopping_ends_the_engines_and_closing_the_kernel_those_that_are_left(nb: Notebook) -> None:
+    pids = nb.value("[node.pid for node in cluster.nodes]")
+    assert "Stopped" in nb.ok("%mlxcel cluster stop").plain
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    nb.ok("%mlxcel cluster start -n 1")
+    pids = nb.value("[node.pid for node in current().get().cluster.nodes]")
+    nb.ok("%unload_ext mlxcel_nb")
+    assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -1,0 +1,184 @@
+"""`mlxcel-nb` as a shell sees it: what goes where, and with which status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import mlxcel_nb
+from mlxcel_nb.commands.platforms import unsupported
+
+
+def run(*words: str, timeout: float = 30, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mlxcel_nb", *words],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **environment},
+    )
+
+
+def test_version_and_help_succeed_on_standard_output() -> None:
+    assert run("--version").stdout == f"mlxcel-nb {mlxcel_nb.__version__}\n"
+    ran = run("net", "ping", "-h")
+    assert (ran.returncode, ran.stderr) == (0, "") and ran.stdout.startswith("usage: mlxcel-nb net ping")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        ([], 2, "mlxcel-nb needs a command"),
+        (["modle"], 2, "no such command 'modle', perhaps model"),
+        (["generate", "--model", "m"], 2, "required: --prompt"),
+        (["model", "rm", "nothing-of-the-kind"], 1, "the cache holds no model named"),
+        (["generate", "--model", "m", "--prompt", "p", "--temp", "-1"], 1, "temperature must be from 0"),
+        (["generate", "--model", "./nowhere", "--prompt", "p"], 1, "there is no model at ./nowhere"),
+    ],
+)
+def test_an_error_is_one_line_on_standard_error(words: list[str], status: int, says: str) -> None:
+    ran = run(*words)
+    assert (ran.returncode, ran.stdout) == (status, "")
+    assert ran.stderr.splitlines()[-1].startswith("error: ") and says in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_new_secret_is_private_random_and_never_shown(tmp_path: Path) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    outputs = [run("secret", "new", str(file)) for file in files]
+    secrets = [file.read_text().strip() for file in files]
+    assert all(len(bytes.fromhex(secret)) == 32 for secret in secrets) and secrets[0] != secrets[1]
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
+    assert all(secret not in out.stdout + out.stderr for secret, out in zip(secrets, outputs, strict=True))
+    again = run("secret", "new", str(files[0]))
+    assert again.returncode == 1 and files[0].read_text().strip() == secrets[0]
+
+
+def test_an_empty_cache_lists_what_could_be_fetched(tmp_path: Path) -> None:
+    ran = run("model", "list", MLXCEL_NB_CACHE=str(tmp_path))
+    assert "smollm2-135m" in ran.stdout and "known" in ran.stdout and "fetched" not in ran.stdout
+
+
+def test_a_reader_that_leaves_early_is_no_traceback() -> None:
+    ran = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m mlxcel_nb version | true"], capture_output=True, text=True, timeout=30
+    )
+    assert ran.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "says"),
+    [
+        ("Windows", "AMD64", "WSL2"),
+        ("Darwin", "x86_64", "Apple silicon"),
+        ("Darwin", "arm64", None),
+        ("Linux", "x86_64", None),
+        ("Linux", "aarch64", None),
+    ],
+)
+def test_systems_without_mlx_get_one_clear_line(system: str, machine: str, says: str | None) -> None:
+    line = unsupported(system, machine)
+    assert line is None if says is None else line is not None and says in line and "\n" not in line
+
+
+GENERATE = ("generate", "--model", "smollm2-135m", "--prompt", "The capital of France is")
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_generate_as_json_is_one_object_and_leaves_nothing(smollm2: Path) -> None:
+    ran = run(
+        *GENERATE, "--tp", "1", "--pp", "2", "--max-tokens", "8", "--temp", "0", "--seed", "1", "--json", timeout=90
+    )
+    assert ran.returncode == 0, ran.stderr
+    done = json.loads(ran.stdout)
+    assert "Paris" in done["text"] and len(done["tokens"]) == 8
+    assert (done["finish_reason"], done["generation_tokens"], done["layout"]) == ("length", 8, "pp2")
+    assert done["prompt_tokens"] > 0 and done["ttft_s"] > 0 and done["tokens_per_s"] > 0
+    assert not mine()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_ctrl_c_prints_what_there_is_and_ends_with_130(smollm2: Path) -> None:
+    words = [sys.executable, "-m", "mlxcel_nb", *GENERATE, "--max-tokens", "5000", "--temp", "1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        first = process.stdout.read(10)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert len(first) == 10 and out.endswith("\n")
+    assert "cancelled" in err and "Traceback" not in err
+    assert not mine()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_during_the_start_leaves_no_engine(how: signal.Signals, status: int, smollm2: Path) -> None:
+    words = [sys.executable, "-m", "mlxcel_nb", *GENERATE, "--pp", "2"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        assert process.stderr.readline().startswith("Starting 2 engines")
+        parent = psutil.Process(process.pid)
+        deadline = time.monotonic() + 20
+        while not parent.children(recursive=True):
+            assert time.monotonic() < deadline, "waited 20 s for a child"
+        children = parent.children(recursive=True)
+        process.send_signal(how)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == status, err
+    assert "Traceback" not in err
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive and not mine()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(180)
+def test_the_demo_answers_and_leaves_nothing_running(smollm2: Path) -> None:
+    ran = run("demo", timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for said in ("In [1]: %load_ext mlxcel_nb", "Paris", "0-14", "15-29", "AES-256-GCM", " ms", "tokens/s", "Stopped"):
+        assert said in ran.stdout + ran.stderr
+    assert not mine()
+
+
+def mine() -> list[psutil.Process]:
+    """Processes of a cluster that hang on this one."""
+    return [child for child in psutil.Process().children(recursive=True) if "ipyparallel" in " ".join(child.cmdline())]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_a_plain_script_and_a_loop_in_one_use_every_function(smollm2: Path, tmp_path: Path) -> None:
+    """No main guard: engines are fresh interpreters, so the script is not run again in them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asyncio\n"
+        "from mlxcel_nb import LLM, Cluster, SamplingParams\n"
+        "print('once')\n"
+        "params = SamplingParams(max_tokens=2)\n"
+        "with LLM('smollm2-135m') as llm:\n"
+        "    print(llm.generate('Hi', params)[0].finish_reason)\n"
+        "    print(llm.chat([{'role': 'user', 'content': 'Hi'}], params)[0].finish_reason)\n"
+        "async def main():\n"
+        "    async with Cluster(1) as cluster:\n"
+        "        await cluster.aload('smollm2-135m')\n"
+        "        print((await cluster.agenerate('Hi', params)).finish_reason)\n"
+        "        print(cluster.generate('Hi', params).finish_reason)\n"
+        "        await cluster.aunload()\n"
+        "asyncio.run(main())\n"
+    )
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=90, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["once", "length", "length", "length", "length"]
