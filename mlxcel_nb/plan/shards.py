@@ -40,6 +40,7 @@ class LayerShape:
     """What decides how a decoder layer can be cut.
 
     Args:
+        hidden: input features of the layer.
         ffn: units of the feed-forward part; 0 where it has none of the usual kind (experts, for one).
         o_group, down_group: least common multiple of the quantisation groups of the two products that are cut by
             columns, o_proj and down_proj; 1 without quantisation.
@@ -49,6 +50,7 @@ class LayerShape:
     kv_heads: int
     head_dim: int
     ffn: int
+    hidden: int
     o_group: int = 1
     down_group: int = 1
 
@@ -143,12 +145,13 @@ def layer_shape(config: Mapping[str, Any]) -> LayerShape:
             raise ConfigError(f"config.json: {name} is {value!r}, not a positive whole number")
         return value
 
-    heads = number("num_attention_heads")
+    heads, hidden = number("num_attention_heads"), number("hidden_size")
     experts = any(source.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
     return LayerShape(
         heads=heads,
         kv_heads=number("num_key_value_heads", heads),
-        head_dim=number("head_dim", max(1, number("hidden_size") // heads)),
+        head_dim=number("head_dim", max(1, hidden // heads)),
+        hidden=hidden,
         ffn=0 if experts else number("intermediate_size"),
         o_group=_group(source, "o_proj"),
         down_group=_group(source, "down_proj"),
