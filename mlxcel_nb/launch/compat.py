@@ -38,15 +38,6 @@ def control_request(client: Any, node_id: str, msg_type: str, content: Content) 
     return reply
 
 
-def on_registration(client: Any, callback: Callable[[str, bool], None]) -> None:
-    """Call `callback(node id, registered)` on the client's thread when the hub gains or loses an engine."""
-
-    def tell(event: dict[str, Any]) -> None:
-        callback(str(event.get("uuid")), event.get("event") == "register")
-
-    client._registration_callbacks.append(tell)
-
-
 def add_control_handler(kernel: Any, msg_type: str, handler: ControlHandler) -> None:
     """Answer `<msg_type>_request` on the engine's control channel with what `handler` returns."""
 
@@ -79,9 +70,14 @@ def controller_class() -> type[Any]:
 
         def construct_url(self, kind: str, channel: str, index: Any = None) -> str:
             # Engines and clients write a colon here for every transport; the original writes a dash.
-            info = {"engine": self.engine_info, "client": self.client_info, "internal": self.internal_info}[kind]
+            info = getattr(self, f"{kind}_info")
             port = info[channel] if index is None else info[channel][index]
             return f"{info['interface']}:{port}"
+
+        def initialize(self, argv: Any = None) -> None:
+            super().initialize(argv)
+            # ipykernel 7 greets each subscriber, which ipyparallel 9.2 takes for an error.
+            self.log.addFilter(lambda record: "iopub_welcome" not in record.getMessage())
 
         def init_hub(self) -> None:
             super().init_hub()

@@ -40,8 +40,11 @@ def _run_node(guard: OrphanGuard, blas: str) -> StartNode:
     return start
 
 
-def main(argv: list[str], start_node: StartNode | None = None, log_level: str = "WARN") -> int:
-    """Serve until the owner is gone. `start_node` is what a join starts: the runtime's node unless given."""
+def main(argv: list[str], start_node: StartNode | None = None, log_level: str = "ERROR") -> int:
+    """Serve until the owner is gone. `start_node` is what a join starts: the runtime's node unless given.
+
+    At WARN, ipykernel says of every engine that it has no debugger, and that would be its last words.
+    """
     folder, owner_pid, node_id, rank, threads = Path(argv[0]), int(argv[1]), argv[2], int(argv[3]), int(argv[4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard = OrphanGuard(owner_pid)

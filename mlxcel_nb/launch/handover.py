@@ -67,11 +67,18 @@ class EngineSide:
 
     def install(self, kernel: Any) -> None:
         """Register both handlers with the engine's kernel."""
-        add_control_handler(kernel, HELLO, self._guarded(self.hello))
-        add_control_handler(kernel, JOIN, self._guarded(self.join))
+        add_control_handler(kernel, HELLO, self.answer_hello)
+        add_control_handler(kernel, JOIN, self.answer_join)
 
-    def hello(self, _: Content) -> Content:
+    def answer_hello(self, content: Content) -> Content:
         """Who this engine is, and the key to seal the secret to."""
+        return self._answer(self._hello, content)
+
+    def answer_join(self, content: Content) -> Content:
+        """Open the secret, start the node, and say where it listens."""
+        return self._answer(self._join, content)
+
+    def _hello(self, _: Content) -> Content:
         return {
             "node_id": self._node_id,
             "public": base64.b64encode(self._box.public).decode(),
@@ -81,8 +88,7 @@ class EngineSide:
             "blas": self._blas,
         }
 
-    def join(self, content: Content) -> Content:
-        """Open the secret and start the node."""
+    def _join(self, content: Content) -> Content:
         if self._joined:
             raise ClusterError("this engine has joined a cluster already")
         request = JoinRequest(**content["node"])
@@ -93,16 +99,12 @@ class EngineSide:
         self._joined = True
         return {"address": str(self._start_node(request, secret))}
 
-    def _guarded(self, handler: ControlHandler) -> ControlHandler:
-        """`handler`, with its errors as a reply: an engine that raises here would leave its owner waiting."""
-
-        def answer(content: Content) -> Content:
-            try:
-                return {"status": "ok", **handler(content)}
-            except Exception as error:  # noqa: BLE001  # whatever it was, it is the reply
-                return {"status": "error", "error": wrap(error, self._node_id).to_dict()}
-
-        return answer
+    def _answer(self, handler: ControlHandler, content: Content) -> Content:
+        """What `handler` says, or its error: an engine that raised here would leave its owner waiting."""
+        try:
+            return {"status": "ok", **handler(content)}
+        except Exception as error:  # noqa: BLE001  # whatever it was, it is the answer
+            return {"status": "error", "error": wrap(error, self._node_id).to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)
