@@ -7,6 +7,8 @@ The control plane itself vouches for whose public key it is.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -65,6 +67,9 @@ class SealedBox:
             ) from None
         self._private = None
         return secret
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("the key of a sealed secret neither travels nor has a copy")
 
     def __repr__(self) -> str:
         return f"<SealedBox {'closed' if self._private is None else 'open'}>"

@@ -57,7 +57,7 @@ class Flag(IntFlag):
     SHUFFLED = 4
 
 
-_ALL_FLAGS = Flag.LZ4 | Flag.QUANTISED | Flag.SHUFFLED
+_ALL_FLAGS = int(Flag.LZ4 | Flag.QUANTISED | Flag.SHUFFLED)  # an int: the complement of an IntFlag drops unknown bits
 
 
 @dataclass(frozen=True)
