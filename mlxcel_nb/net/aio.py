@@ -77,6 +77,7 @@ class ControlLink:
         self._fd = link.sock.fileno()
         self._queue: collections.deque[tuple[Kind, memoryview]] = collections.deque()
         self._queued_bytes = 0
+        self._deaf = False
         self._may_send = SendCredits()
         self._lets_send = ReceiveCredits()
         self._stream_channel = 1 if link.dialled else 2
@@ -183,7 +184,7 @@ class ControlLink:
         sealed = self.link.sealer.seal(kind, channel, *parts)
         if not self._queue:
             sent = self._push(sealed)
-            if sent == len(sealed) or not self.open:
+            if sent == len(sealed):
                 return
             sealed = sealed[sent:]
             self._loop.add_writer(self._fd, self._writable)
@@ -193,14 +194,20 @@ class ControlLink:
             self._fail("does not read what it is sent")
 
     def _push(self, data: memoryview) -> int:
-        """Give the kernel what it takes of `data`."""
+        """Give the kernel what it takes of `data`.
+
+        A connection that takes no more is not over yet: the peer's last words may still be there to be read, and
+        the end will be read behind them.
+        """
+        if self._deaf:
+            return len(data)
         try:
             sent = self._sock.send(data)
         except BlockingIOError:
             return 0
-        except OSError as error:
-            self._die(f"connection lost ({error.strerror})")
-            return 0
+        except OSError:
+            self._deaf = True
+            return len(data)
         self.sent_bytes += sent
         return sent
 
@@ -208,8 +215,6 @@ class ControlLink:
         while self._queue:
             kind, data = self._queue[0]
             sent = self._push(data)
-            if not self.open:
-                return
             self._queued_bytes -= sent
             if sent < len(data):
                 self._queue[0] = (kind, data[sent:])

@@ -92,13 +92,14 @@ class PingReport:
         peer = self.peer
         where = f", listens on {peer.data_addr}" if peer.data_addr else ""
         versions = ", ".join(f"{name} {version}" for name, version in sorted(peer.versions.items()))
-        low, high = min(self.round_trips_s), max(self.round_trips_s)
+        extremes = (min(self.round_trips_s), self.median_s, max(self.round_trips_s))
+        trips = " / ".join(_time(seconds) for seconds in extremes)
         found = [
             f"{peer.node_id} ({peer.role}) of cluster {self.cluster} at {_joined(peer.address)}{where}",
             f"versions: {versions or 'not told'}",
             f"{self.cipher}, connected in {_time(self.connect_s)}",
-            f"{len(self.round_trips_s)} pings of {self.size} bytes: round trip {_time(low)} / {_time(self.median_s)} / "
-            f"{_time(high)} (least, median, most), {_rate(self.bytes_per_s)}",
+            f"{len(self.round_trips_s)} pings of {self.size} bytes: {trips} (least, median, most), "
+            + _rate(self.bytes_per_s),
         ]
         differing = peer.version_differences()
         if differing:
