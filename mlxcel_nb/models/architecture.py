@@ -94,6 +94,8 @@ def build(config: dict[str, Any]) -> Any:
         if error.name != f"mlx_lm.models.{name}":
             raise
         raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm") from None
+    except SystemExit:  # how one of mlx-lm's files says that it misses a package
+        raise ModelError(f"model type {config['model_type']!r} needs a package that is not installed") from None
     if not hasattr(file, "Model"):
         raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm")
     try:

@@ -20,7 +20,7 @@ from mlxcel_nb.models.caches import advance
 from mlxcel_nb.plan.part import Part
 
 STAGED = frozenset({
-    "llama", "olmo", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2",
+    "llama", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2",
 })  # fmt: skip
 """Files of mlx-lm whose stages are tested to give the whole model's logits (tests/models/test_stages.py).
 

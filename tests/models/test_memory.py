@@ -1,0 +1,77 @@
+"""The tightest limit counts, and resident growth is the part's own bytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlxcel_nb.models import memory
+from mlxcel_nb.models.memory import MemoryRoom, smallest, text
+from tests.tiny import make_tiny
+
+
+def test_the_tightest_limit_counts_less_the_reserve() -> None:
+    rooms = [MemoryRoom(500, "host"), MemoryRoom(300, "group"), MemoryRoom(400, "address space")]
+    assert smallest(rooms, reserve=100) == MemoryRoom(200, "group")
+    assert smallest(rooms, reserve=1000) == MemoryRoom(0, "group")
+
+
+def test_this_host_has_some_room() -> None:
+    assert memory.room().available > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(0, "0 B"), (999, "999 B"), (1536, "1.5 KiB"), (50 << 20, "50 MiB"), (3 << 29, "1.5 GiB"), (5 << 40, "5.0 TiB")],
+)
+def test_sizes_as_people_read_them(size: int, expected: str) -> None:
+    assert text(size) == expected
+
+
+@pytest.mark.parametrize("limit", ["max", "1000", str(2**63)])
+def test_a_control_group_counts_its_page_cache_as_free(tmp_path: Path, limit: str) -> None:
+    (tmp_path / "memory.max").write_text(limit + "\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\nactive_file 50\n")
+    rooms = memory._group_room(tmp_path, "memory.max", "memory.current")
+    assert [room.available for room in rooms] == ([450] if limit == "1000" else [])
+    assert memory._group_room(tmp_path / "absent", "memory.max", "memory.current") == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("case", ["whole", "stage", "rank", "half precision"])
+def test_resident_growth_stays_within_15_percent_of_the_plan(tmp_path: Path, case: str) -> None:
+    """A fresh process, from a warmed-up interpreter to a loaded part of some 100 MB: the resident peak as well."""
+    folder = make_tiny(tmp_path / "m", hidden_size=768, head_dim=96, num_key_value_heads=8, intermediate_size=2048,
+                       num_hidden_layers=6, vocab_size=8000)  # fmt: skip
+    part = {"stage": "Part((0, 4), 6, 0, 2)", "rank": "Part((0, 6), 6, 0, 1, 1, 2)"}.get(case, "whole(6)")
+    code = f"""
+import json, mlx.core as mx
+from pathlib import Path
+from mlxcel_nb.models import architecture
+from mlxcel_nb.models.loading import Part, load_part, whole
+architecture.build({{**json.loads(Path({str(folder)!r}, "config.json").read_text()), "num_hidden_layers": 1}})
+mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
+if {case == "half precision"}:
+    weights = {{k: v.astype(mx.bfloat16) for k, v in mx.load({str(folder / "model.safetensors")!r}).items()}}
+    mx.save_safetensors({str(folder / "model.safetensors")!r}, weights)
+    del weights
+    mx.clear_cache()
+def resident(what):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(what)).split()[1]) << 10
+Path("/proc/self/clear_refs").write_text("5")
+before = resident("VmRSS")
+part = load_part({str(folder)!r}, {part}, all_reduce=lambda x: x)
+print(json.dumps([before, resident("VmRSS"), resident("VmHWM"), part.planned_bytes]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    before, after, peak, planned = json.loads(done.stdout.splitlines()[-1])
+    assert planned > 80e6
+    assert after - before < planned * 1.15
+    assert peak - before < planned * 1.25
