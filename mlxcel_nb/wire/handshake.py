@@ -101,6 +101,9 @@ class ClientHandshake(Handshake):
     def _accepted(self, expected: MessageType) -> tuple[MessageType, ...]:
         return (expected, MessageType.REJECT)
 
+    def _reject(self, code: RejectCode, detail: str = "") -> None:
+        """Only servers reject; a client just leaves."""
+
     def _send(self, kind: MessageType, body: bytes) -> None:
         whole = message(kind, body)
         self._transcript += whole

@@ -7,6 +7,7 @@ for the random source; one owner per object.
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -68,7 +69,7 @@ class Established:
         return split_keys(self.prk, is_client=self.is_client, path=path)
 
 
-class Handshake:
+class Handshake(ABC):
     """What both sides share: buffering, the header's checks, the ends."""
 
     _EXPECTED: ClassVar[Mapping[State, MessageType]]
@@ -181,9 +182,11 @@ class Handshake:
     def _accepted(self, expected: MessageType) -> tuple[MessageType, ...]:
         return (expected,)
 
+    @abstractmethod
     def _handle(self, kind: MessageType, whole: bytes) -> None:
-        raise NotImplementedError
+        """Act on one whole message, header and all, that was expected."""
 
+    @abstractmethod
     def _reject(self, code: RejectCode, detail: str = "") -> None:
         """Queue a Reject, where this side may send one."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlxcel_nb.wire.frames import Opener, Sealer
-from mlxcel_nb.wire.handshake import ClientHandshake, Established, Identity, ServerHandshake
+from mlxcel_nb.wire.handshake import ClientHandshake, Established, Hello, Identity, ServerHandshake
+from mlxcel_nb.wire.hello import MessageType
 from mlxcel_nb.wire.keys import DirectionKeys
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -53,3 +55,39 @@ def one_way(suite: int = 1, *, rekey_every: int | None = None) -> tuple[Sealer, 
     """The two ends of one direction."""
     keys = DirectionKeys(bytes(range(32)), bytes(range(12)))
     return Sealer(keys, suite, rekey_every=rekey_every), Opener(keys, suite)
+
+
+GOOD = {
+    name: bytes.fromhex(GOLDEN["suite_1"][name]) for name in ("ClientHello", "ServerHello", "ClientProof", "Verdict")
+}
+
+
+def header(version: int = 5, kind: int = 1, length: int = 0, magic: bytes = b"MXNB") -> bytes:
+    return struct.pack("!4sHBH", magic, version, kind, length)
+
+
+def server_after(*messages: bytes) -> ServerHandshake:
+    server = ServerHandshake(SERVER, [SECRET], **SERVER_RANDOM)
+    for data in messages:
+        server.receive_data(data)
+    server.data_to_send()
+    return server
+
+
+def client_after(*messages: bytes) -> ClientHandshake:
+    client = ClientHandshake(CLIENT, SECRET, **CLIENT_RANDOM)
+    for data in messages:
+        client.receive_data(data)
+    client.data_to_send()
+    return client
+
+
+def hello(**changes: object) -> Hello:
+    return replace(Hello.decode(GOOD["ClientHello"][9:], "ClientHello"), **changes)  # type: ignore[arg-type]
+
+
+def reject_in(data: bytes) -> tuple[int, str]:
+    """Code and detail of the one Reject that `data` is."""
+    assert data[:4] == b"MXNB" and data[6] == MessageType.REJECT
+    assert len(data) == 9 + int.from_bytes(data[7:9], "big") == 9 + 2 + data[10]
+    return data[9], data[11:].decode()

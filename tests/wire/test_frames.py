@@ -8,6 +8,7 @@ import struct
 import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import example, given, settings
@@ -78,12 +79,11 @@ def test_parts_of_any_type_are_joined() -> None:
 
 
 def test_numpy_arrays_of_every_type_can_be_sent() -> None:
-    numpy = pytest.importorskip("numpy")
     sealer, opener = one_way()
     for name in ("float16", "float64", "complex64", "bool", "uint64"):
-        value = numpy.arange(6).reshape(2, 3).astype(name)
+        value = np.arange(6).reshape(2, 3).astype(name)
         assert opened(opener, bytes(sealer.seal(Kind.TENSOR, 1, value)))[2] == value.tobytes()
-    assert opened(opener, bytes(sealer.seal(Kind.TENSOR, 1, numpy.zeros((0, 4)))))[2] == b""
+    assert opened(opener, bytes(sealer.seal(Kind.TENSOR, 1, np.zeros((0, 4)))))[2] == b""
 
 
 def test_a_payload_cannot_be_written_to_and_lives_until_the_next_frame() -> None:
