@@ -147,6 +147,8 @@ class Worker:
 
     def _main(self) -> None:
         try:
+            from mlxcel_nb.runtime import leader, loading  # noqa: F401 - now, while nobody waits for a load
+
             while self._turn():
                 pass
         except BaseException as error:
@@ -207,6 +209,7 @@ class Worker:
                 from mlxcel_nb.runtime.leader import Leader
 
                 self.leader = Leader(self, self.instance)
+            loading.release_memory()  # what reading the tokenizer and the files left behind
             part = self.instance.part
             self.broken = None
             self.outbox.to_router({
@@ -244,7 +247,7 @@ class Worker:
             self.leader = None
             from mlxcel_nb.runtime import loading
 
-            loading.release_memory()
+            loading.release_memory()  # what reading the tokenizer and the files left behind
         self.broken = None
 
     # -- following --------------------------------------------------------------------------------
