@@ -17,6 +17,7 @@ from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.parser import HelpAsked, UsageProblem, Where
 from mlxcel_nb.commands.session import current
 from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.util import log
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if problem := platforms.here():
         return _fail(problem)
     signal.signal(signal.SIGTERM, _terminate)
+    log.configure()
     try:
         return _run(sys.argv[1:] if argv is None else list(argv))
     except HelpAsked as asked:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -90,6 +91,47 @@ def test_systems_without_mlx_get_one_clear_line(system: str, machine: str, says:
     assert line is None if says is None else line is not None and says in line and "\n" not in line
 
 
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Address and secret file of a `net listen` that runs."""
+    secret = tmp_path / "secret"
+    assert run("secret", "new", str(secret)).returncode == 0
+    words = [sys.executable, "-m", "mlxcel_nb", "net", "listen", "--bind", "127.0.0.1:0", "--secret-file", str(secret)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        line = process.stdout.readline()
+        assert line.startswith("listening on 127.0.0.1:")
+        yield line.split()[-1], secret
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=10)
+        assert process.returncode == 0 and err.endswith("stopped\n") and "Traceback" not in err
+
+
+def test_ping_prints_figures_or_one_object(listener: tuple[str, Path]) -> None:
+    address, secret = listener
+    ran = run("net", "ping", address, "--secret-file", str(secret), "--count", "3", "--rekey-every", "2")
+    assert ran.returncode == 0, ran.stderr
+    assert "aes-256-gcm" in ran.stdout and "3 pings of 64 bytes" in ran.stdout
+    ran = run("net", "ping", address, "--secret-file", str(secret), "--size", "1048576", "--count", "2", "--json")
+    done = json.loads(ran.stdout)
+    assert (done["size"], done["count"], len(done["round_trips_s"])) == (1048576, 2, 2) and done["bytes_per_s"] > 0
+
+
+def test_a_ping_that_is_not_let_in_says_why_and_fails(listener: tuple[str, Path], tmp_path: Path) -> None:
+    address, secret = listener
+    other = tmp_path / "other"
+    run("secret", "new", str(other))
+    for words, says in [
+        (["--secret-file", str(other)], "authentication failed with host 127.0.0.1"),
+        (["--secret-file", str(secret), "--suite", "chacha20-poly1305"], "Choose the same --suite"),
+        (["--secret-file", str(secret), "--cluster", "other"], "another cluster"),
+        ([], "no cluster secret was given"),
+    ]:
+        ran = run("net", "ping", address, *words)
+        assert (ran.returncode, ran.stdout) == (1, "") and says in ran.stderr
+        assert len(ran.stderr.splitlines()) == 1 and "Traceback" not in ran.stderr
+
+
 GENERATE = ("generate", "--model", "smollm2-135m", "--prompt", "The capital of France is")
 
 
@@ -141,6 +183,17 @@ def test_a_signal_during_the_start_leaves_no_engine(how: signal.Signals, status:
     assert "Traceback" not in err
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive and not mine()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_a_chat_reads_lines_until_their_end(smollm2: Path) -> None:
+    words = [sys.executable, "-m", "mlxcel_nb", "chat", "--model", "smollm2-135m", "--max-tokens", "24"]
+    lines = "What is the capital of France?\n\n/reset\nWhat is the capital of France?\n"
+    ran = subprocess.run(words, input=lines, capture_output=True, text=True, timeout=90)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "The capital of France is Paris.\n" * 2
+    assert ran.stderr.count("single") == 2
 
 
 @pytest.mark.cluster

@@ -265,6 +265,8 @@ def _net(tree: Tree) -> None:
 
 def _peer(leaf: Tree) -> None:
     _secret_file(leaf, "the cluster secret both sides share")
+    older = "an older secret that is still good while it is replaced"
+    leaf.add("--previous-secret-file", metavar="FILE", completes=Kind.PATH, help=older)
     leaf.add("--cluster", metavar="NAME", default="mlxcel", help="name of the cluster (default mlxcel)")
     leaf.add("--node-id", metavar="ID", help="what this side calls itself (default: made up)")
     leaf.add("--suite", choices=SUITES, default=SUITES[0], help="cipher suite (default aes-256-gcm)")

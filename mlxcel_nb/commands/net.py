@@ -1,0 +1,59 @@
+"""`net listen` and `net ping`: the data plane between two hosts, without a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import Any
+
+from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
+from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.errors import SecretError
+from mlxcel_nb.net import ping as logic
+from mlxcel_nb.notebook.display import View, note
+from mlxcel_nb.util.loop import LoopThread
+
+PING_S = 60.0
+"""For one ping and its share of the handshake; each step inside has a shorter deadline of its own."""
+
+
+def listen(args: argparse.Namespace, context: Context) -> int:
+    """Handler of `net listen`. Ctrl-C is its ordinary end."""
+    try:
+        asyncio.run(logic.listen(args.bind, _secret(args), echo=context.console.say, **_options(args)))
+    except KeyboardInterrupt:
+        context.console.remark(note("stopped"))
+    return 0
+
+
+def ping(args: argparse.Namespace, context: Context) -> None:
+    """Handler of `net ping`; in a notebook a loop runs already, so it gets one of its own."""
+    secret = _secret(args)
+    loop = LoopThread("mlxcel-ping")
+    try:
+        pinging = logic.ping(args.address, secret, count=args.count, size=args.size, **_options(args))
+        report = loop.call(pinging, timeout=PING_S + args.count * logic.PONG_S, what=f"pongs of {args.address}")
+    finally:
+        loop.close()
+    as_json = getattr(args, "json", False)
+    for line in [json.dumps(report.to_dict())] if as_json else report.lines():
+        context.console.show(View(line, note(line).html))
+
+
+def _secret(args: argparse.Namespace) -> Secret:
+    secret = resolve_secret(file=args.secret_file)
+    if secret is None:
+        raise SecretError("no cluster secret was given", advice="Use --secret-file, or MLXCEL_CLUSTER_SECRET_FILE.")
+    return secret
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    previous = args.previous_secret_file
+    return {
+        "cluster": args.cluster,
+        "node_id": args.node_id,
+        "suite": args.suite,
+        "rekey_every": args.rekey_every,
+        "previous_secret": read_secret_file(previous) if previous else None,
+    }
