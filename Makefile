@@ -44,7 +44,7 @@ lab: $(READY)
 	@mkdir -p $(VENV)/lab-config/labconfig
 	@echo '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}' \
 		> $(VENV)/lab-config/labconfig/page_config.json
-	JUPYTER_CONFIG_DIR="$(CURDIR)/$(VENV)/lab-config" $(BIN)/jupyter lab \
+	JUPYTER_CONFIG_DIR="$(CURDIR)/$(VENV)/lab-config" $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) \
 		--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate notebooks/01-first-tokens.ipynb
 
 bench: $(READY)
