@@ -87,7 +87,7 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], scale: float) -> np.ndarray:
-    return (rng.standard_normal(shape) * scale).astype(np.float32)
+    return rng.standard_normal(shape, np.float32) * np.float32(scale)
 
 
 _DTYPES = {"float32": "F32", "float16": "F16", "uint32": "U32", "uint8": "U8"}
