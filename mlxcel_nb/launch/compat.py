@@ -38,6 +38,17 @@ def control_request(client: Any, node_id: str, msg_type: str, content: Content) 
     return reply
 
 
+def lend_magics(client: Any) -> None:
+    """Point `%px` at this client where it points at one that is closed; the first of a session does so by itself."""
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is not None:
+        px = shell.find_line_magic("px")
+        if px is None or px.__self__.view.client._closed:
+            client.activate()
+
+
 def add_control_handler(kernel: Any, msg_type: str, handler: ControlHandler) -> None:
     """Answer `<msg_type>_request` on the engine's control channel with what `handler` returns."""
 

@@ -95,6 +95,7 @@ class Startup:
         for node_id in self._plan.node_ids:
             self._parts.children[node_id].write_line(connection)
         self._connect(Client, client_file)
+        compat.lend_magics(self._parts.client)
 
         self._progress("waiting for engines")
         self._wait("engines to register", lambda: not self._unregistered(), self._unregistered)

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +22,11 @@ from mlxcel_nb.errors import ClusterError, EngineLost
 from mlxcel_nb.launch import controller, registry
 from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.local import LocalCluster
+from tests.cluster.leftovers import processes_of
+from tests.waiting import until
 
 CANARY = b"canary-secret-0123456789abcdef"
 LISTENING = "tests.cluster.listening_engine"
-
-
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Processes with this private folder among their arguments."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(folder) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cluster.test_lifecycle import processes_of, until
+from tests.cluster.leftovers import nothing_left, processes_of
+from tests.waiting import until
 
 SCRIPT = Path(__file__).with_name("lifecycle_owner.py")
 GONE_S = 15.0
@@ -61,10 +62,6 @@ def say(owner: subprocess.Popen[str], order: str) -> None:
     assert owner.stdin is not None
     owner.stdin.write(order + "\n")
     owner.stdin.flush()
-
-
-def nothing_left(folder: Path) -> bool:
-    return not processes_of(folder) and not folder.exists() and not list(folder.parent.glob("*.json"))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

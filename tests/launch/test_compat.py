@@ -10,6 +10,7 @@ import pytest
 from ipykernel.iostream import OutStream
 from ipykernel.kernelbase import Kernel
 from ipyparallel import Client
+from ipyparallel.client.magics import ParallelMagics
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.kernel import IPythonParallelKernel
@@ -83,6 +84,12 @@ def test_control_handlers_are_a_table_of_functions_of_stream_idents_and_message(
     assert issubclass(IPythonParallelKernel, Kernel)
     assert "self.control_handlers = {}" in inspect.getsource(Kernel.__init__)
     assert "handler(self.control_stream, idents, msg)" in inspect.getsource(Kernel.process_control)
+
+
+def test_px_belongs_to_an_object_that_has_a_view_of_a_client() -> None:
+    assert "self.view = view" in inspect.getsource(ParallelMagics.__init__)
+    assert "line_magics[px] = self.px" in inspect.getsource(ParallelMagics.__init__)
+    assert Client._closed is False
 
 
 def test_a_control_handler_answers_to_the_asker() -> None:

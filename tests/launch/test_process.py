@@ -7,8 +7,6 @@ import queue
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,31 +14,23 @@ import pytest
 from mlxcel_nb.launch import interrupts
 from mlxcel_nb.launch.environment import child_environment, threads_for
 from mlxcel_nb.launch.process import Child, is_alive, started, tail
+from tests.waiting import until
 
 GUARDED = """
-import os, sys, time
+import os, sys, threading
 from mlxcel_nb.launch.orphan import OrphanGuard
 guard = OrphanGuard(int(sys.argv[1]))
 guard.before_end(lambda: print("asked" if guard.asked else "alone", flush=True))
 guard.start()
 print(guard.line(10), flush=True)
 print(guard.line(10), flush=True)
-time.sleep(60)
+threading.Event().wait(60)
 """
 
 
 @pytest.fixture
 def exits() -> queue.SimpleQueue[Child]:
     return queue.SimpleQueue()
-
-
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def run(code: str, tmp_path: Path, exits: queue.SimpleQueue[Child], *arguments: str) -> Child:
@@ -54,13 +44,15 @@ def test_an_exit_code_is_told_with_the_last_words(tmp_path: Path, exits: queue.S
 
 
 def test_a_signal_is_told_by_name(tmp_path: Path, exits: queue.SimpleQueue[Child]) -> None:
-    child = run("import time; time.sleep(60)", tmp_path, exits)
+    child = run("input()", tmp_path, exits)
     child.signal_group(signal.SIGABRT)
     assert exits.get(timeout=10).describe() == "was killed by SIGABRT"
 
 
 def test_what_a_process_leaves_running_is_killed_with_it(tmp_path: Path, exits: queue.SimpleQueue[Child]) -> None:
-    code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
+    code = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']).pid)"
+    )
     run(code, tmp_path, exits)
     exits.get(timeout=10)
     grandchild = int(tail(tmp_path / "log"))
