@@ -107,8 +107,8 @@ def detached_pairs(count: int = 1, *, rekey_every: int | None = None) -> list[tu
         links: asyncio.Queue[Link] = asyncio.Queue()
         listener = Listener(identity("server"), [SECRET], on_link=links.put_nowait, rekey_every=rekey_every)
         address = await listener.start()
-        for _ in range(count):
-            ours = await dial(identity("client"), SECRET, address, rekey_every=rekey_every)
+        for n in range(count):
+            ours = await dial(identity(f"client-{n}"), SECRET, address, rekey_every=rekey_every)
             made.append((ours, await links.get()))
         await listener.close()
         return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from mlxcel_nb.net.admission import Admission, Answer
 
 FIRST, SECOND = b"\1" * 16, b"\2" * 16
