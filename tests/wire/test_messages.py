@@ -119,7 +119,7 @@ def test_depth_and_number_of_containers_have_the_same_limit_on_both_sides() -> N
         {1: 2},
         {"a": {b"k": 1}},
         {"a": {1, 2}},
-        {"a": object()},
+        {"a": object},
         {"a": 2**64},
         {"a": [1, dt.datetime(2026, 1, 1, tzinfo=dt.UTC)]},
         {"a": msgpack.ExtType(1, b"x")},
