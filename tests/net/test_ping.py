@@ -1,0 +1,128 @@
+"""`net listen` and `net ping` between two ends, and against a peer that is not ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.errors import AuthenticationFailed, ClusterMismatch, ConfigError, PeerLost, SuiteMismatch
+from mlxcel_nb.net.ping import listen, ping
+from mlxcel_nb.wire import messages
+from mlxcel_nb.wire.frames import MAX_FILLER, FrameReader, Kind, Opener, Sealer
+from mlxcel_nb.wire.handshake import ClientHandshake
+from tests.net.helpers import OTHER_SECRET, SECRET, identity, raw_connection, run, shake_hands
+
+
+@contextlib.asynccontextmanager
+async def listener(**more) -> AsyncIterator[tuple[Address, list[str]]]:
+    said: list[str] = []
+    ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+    task = asyncio.ensure_future(listen("127.0.0.1:0", SECRET, echo=said.append, ready=ready.set_result, **more))
+    await asyncio.wait([ready, task], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield await ready, said
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_ping_tells_who_is_there_and_how_fast():
+    async def case():
+        async with listener(node_id="mac-1") as (address, said):
+            assert said == [f"listening on {address}"]
+            lines: list[str] = []
+            report = await ping(str(address), SECRET, count=5, size=1000, echo=lines.append)
+            assert report.peer.node_id == "mac-1"
+            assert report.peer.data_addr == str(address)
+            assert len(report.round_trips_s) == 5
+            assert report.bytes_per_s > 1000
+            assert "mac-1" in lines[0]
+            assert "aes-256-gcm" in "\n".join(lines)
+            plain = json.loads(json.dumps(report.to_dict()))
+            assert plain["count"] == 5
+            assert plain["rtt_min_s"] <= plain["rtt_median_s"] <= plain["rtt_max_s"]
+
+    run(case())
+
+
+@pytest.mark.parametrize("suite", ["aes-256-gcm", "chacha20-poly1305"])
+@pytest.mark.parametrize("rekey_every", [1, 3])
+def test_every_suite_and_rekeying_with_the_largest_filler(suite, rekey_every):
+    async def case():
+        async with listener(suite=suite, rekey_every=rekey_every) as (address, _):
+            report = await ping(address, SECRET, suite=suite, rekey_every=rekey_every, count=5, size=MAX_FILLER)
+            assert report.cipher == suite
+
+    run(case())
+
+
+def test_what_does_not_fit_is_an_error_of_its_own_kind():
+    async def case():
+        async with listener(cluster="east") as (address, _):
+            with pytest.raises(AuthenticationFailed, match=f"authentication failed with host {address}"):
+                await ping(address, OTHER_SECRET, cluster="east")
+            with pytest.raises(ClusterMismatch):
+                await ping(address, SECRET)
+            with pytest.raises(SuiteMismatch):
+                await ping(address, SECRET, cluster="east", suite="chacha20-poly1305")
+            await ping(address, SECRET, cluster="east", count=1)
+        with pytest.raises(PeerLost, match="offline"):
+            await ping(address, SECRET)
+
+    run(case())
+
+
+def test_options_that_cannot_work_are_refused_before_anything_is_dialled():
+    for bad in ({"count": 0}, {"size": MAX_FILLER + 1}, {"size": -1}, {"rekey_every": 0}, {"suite": "rot13"}):
+        with pytest.raises(ConfigError):
+            run(ping("127.0.0.1:1", SECRET, **bad))
+    with pytest.raises(ConfigError, match="in use"):
+
+        async def twice():
+            async with listener() as (address, _):
+                await listen(str(address), SECRET, echo=lambda line: None)
+
+        run(twice())
+
+
+def test_the_listener_answers_pings_and_drops_everything_else():
+    async def case():
+        async with listener() as (address, _), raw_connection(address) as sock:
+            loop = asyncio.get_running_loop()
+            handshake = ClientHandshake(identity("ping-0badcafe", cluster="mlxcel"), SECRET)
+            await shake_hands(sock, handshake)
+            keys = handshake.established
+            assert keys is not None
+            sealer = Sealer(keys.send, keys.suite)
+            reader = FrameReader(Opener(keys.receive, keys.suite), keys.leftover)
+            await loop.sock_sendall(sock, sealer.seal(Kind.CONTROL, 0, messages.pack({"schema": 1})))
+            for _ in range(100):
+                await loop.sock_sendall(sock, sealer.seal(Kind.TENSOR, 5, b"whatever"))
+                await loop.sock_sendall(sock, sealer.seal(Kind.KV, 7, b"whatever"))
+            await loop.sock_sendall(sock, sealer.seal(Kind.CONTROL, 0, messages.pack({"type": "load"})))
+            await loop.sock_sendall(sock, sealer.seal(Kind.STREAM, 1, messages.pack({"token": 1})))
+            await loop.sock_sendall(sock, sealer.seal(Kind.CREDIT, 1, b"\0\0\0\x20"))
+            await loop.sock_sendall(sock, sealer.seal(Kind.PING, 3, b"12345678", b"filler"))
+            while True:
+                while (frame := reader.next_frame()) is not None:
+                    assert frame.kind in (Kind.CONTROL, Kind.PING, Kind.CREDIT, Kind.PONG)
+                    if frame.kind is Kind.PONG:
+                        assert (frame.channel, bytes(frame.payload)) == (3, b"12345678filler")
+                        return
+                reader.feed(await loop.sock_recv(sock, 65536))
+
+    run(case())
+
+
+def test_many_visitors_at_once():
+    async def case():
+        async with listener() as (address, _):
+            reports = await asyncio.gather(*(ping(address, SECRET, count=3) for _ in range(20)))
+            assert len({report.peer.incarnation for report in reports}) == 1
+
+    run(case())
