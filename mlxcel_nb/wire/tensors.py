@@ -17,9 +17,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntFlag
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlxcel_nb.errors import WireError
 from mlxcel_nb.wire import quantised
@@ -57,11 +56,12 @@ class Flag(IntFlag):
     SHUFFLED = 4
 
 
-_ALL_FLAGS = int(Flag.LZ4 | Flag.QUANTISED | Flag.SHUFFLED)  # an int: the complement of an IntFlag drops unknown bits
+# The same as plain integers: operations on flag members cost microseconds, and the hot path has none to spare.
+_LZ4, _QUANTISED, _SHUFFLED = 1, 2, 4
+_ALL_FLAGS = _LZ4 | _QUANTISED | _SHUFFLED
 
 
-@dataclass(frozen=True)
-class TensorHeader:
+class TensorHeader(NamedTuple):
     """What a tensor says of itself. `raw_length` is the size of its data once decompressed, in bytes."""
 
     dtype: str
@@ -108,14 +108,14 @@ def encode(
         quantised_data: `data` is laid out as `wire.quantised` says.
     """
     view = bytes_of(data)
-    flags = Flag.QUANTISED if quantised_data else Flag(0)
+    flags = _QUANTISED if quantised_data else 0
     if quantised_data:
         quantised.split(dtype_named(dtype), dims, view)
     if compress_lz4:
         itemsize = dtype_named(dtype).itemsize if shuffle and not quantised_data else 1
         block = compress(view, itemsize=itemsize)
         if block is not None:
-            flags |= Flag.LZ4 | (Flag.SHUFFLED if itemsize > 1 else Flag(0))
+            flags |= _LZ4 | (_SHUFFLED if itemsize > 1 else 0)
             return [encode_header(dtype, dims, name, len(view), flags), block]
     return [encode_header(dtype, dims, name, len(view), flags), view]
 
@@ -216,11 +216,11 @@ class Assembler:
     def _begin(self, piece: memoryview, total: int) -> _Partial:
         kind, header, at = _decode_header(piece, self._limit)
         expected = total - at
-        if header.flags & Flag.LZ4:
+        if header.flags & _LZ4:
             check_claim(expected, header.raw_length)
         elif expected != header.raw_length:
             raise WireError(f"tensor {header.name!r} comes as {expected} bytes, its header says {header.raw_length}")
-        place = None if header.flags & Flag.LZ4 or self._place is None else self._place(header, expected)
+        place = None if header.flags & _LZ4 or self._place is None else self._place(header, expected)
         return _Partial(kind, header, at, total, place)
 
     def discard(self) -> None:
@@ -286,11 +286,11 @@ def _decode_header(payload: memoryview, limit: int) -> tuple[DType, TensorHeader
 def _check_sizes(kind: DType, dims: tuple[int, ...], flags: int, raw_length: int, limit: int) -> None:
     if flags & ~_ALL_FLAGS:
         raise WireError(f"a tensor with unknown flags {flags:#x}")
-    if flags & Flag.SHUFFLED and not flags & Flag.LZ4:
+    if flags & _SHUFFLED and not flags & _LZ4:
         raise WireError("a tensor with shuffled bytes that is not compressed")
     if raw_length > limit:
         raise WireError(f"a tensor of {raw_length} bytes; at most {limit} are taken")
-    if flags & Flag.QUANTISED:  # the exact size stands in the data's own prefix
+    if flags & _QUANTISED:  # the exact size stands in the data's own prefix
         most = quantised.max_raw_length(kind, dims)
         if raw_length > most:
             raise WireError(f"a quantised tensor of {raw_length} bytes; {dims} {kind.name} take at most {most}")
@@ -302,11 +302,11 @@ def _check_sizes(kind: DType, dims: tuple[int, ...], flags: int, raw_length: int
 
 def _finish(kind: DType, header: TensorHeader, data: memoryview) -> memoryview:
     """The raw data, once it agrees with its header."""
-    if header.flags & Flag.LZ4:
-        itemsize = kind.itemsize if header.flags & Flag.SHUFFLED else 1
+    if header.flags & _LZ4:
+        itemsize = kind.itemsize if header.flags & _SHUFFLED else 1
         data = decompress(data, header.raw_length, itemsize=itemsize)
     elif len(data) != header.raw_length:
         raise WireError(f"tensor {header.name!r} has {len(data)} bytes of data, its header says {header.raw_length}")
-    if header.flags & Flag.QUANTISED:
+    if header.flags & _QUANTISED:
         quantised.split(kind, header.dims, data)
     return data
