@@ -64,9 +64,10 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of `text`. `add_special` puts in what the model expects around a sequence, as its configuration says."""
         try:
-            return self._backend.encode(text, add_special)
+            text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the text has a lone surrogate at position {error.start}") from error
+        return self._backend.encode(text, add_special)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of `ids`. Ids beyond the vocabulary, which a padded output layer can yield, are no text."""
@@ -150,7 +151,11 @@ def _eos_ids(folder: Path, special: dict[str, str], backend: Backend) -> frozens
 
 
 class _FastBackend:
-    """tokenizer.json, with what transformers adds to it from tokenizer_config.json."""
+    """tokenizer.json, with the tokens that transformers adds to it from tokenizer_config.json.
+
+    What goes around a sequence is tokenizer.json's post-processor alone: transformers 5 takes no notice of
+    `add_bos_token` beside one.
+    """
 
     def __init__(self, folder: Path, config: dict[str, Any], special: dict[str, str]) -> None:
         from tokenizers import Tokenizer as FastTokenizer
@@ -158,12 +163,11 @@ class _FastBackend:
         file = folder / "tokenizer.json"
         try:
             self._tokenizer = FastTokenizer.from_file(str(file))
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._add_tokens(config, special)
         except Exception as error:  # the library raises no narrower one
             raise ModelError(f"{file} cannot be read: {error}", advice="Get the model again.") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._add_tokens(config, special)
-        self._add_sequence_ends(config, special)
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special: bool) -> list[int]:
@@ -189,21 +193,11 @@ class _FastBackend:
                 options = {flag: bool(entry[flag]) for flag in flags if flag in entry}
                 self._tokenizer.add_tokens([AddedToken(entry["content"], **options)])
         contents = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        missing = [token for token in special.values() if token not in contents]
+        extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+        named = [*special.values(), *(extra.values() if isinstance(extra, dict) else extra)]
+        texts = [token["content"] if isinstance(token, dict) else str(token) for token in named]
+        missing = [token for token in texts if token not in contents]
         self._tokenizer.add_special_tokens([AddedToken(token, special=True) for token in dict.fromkeys(missing)])
-
-    def _add_sequence_ends(self, config: dict[str, Any], special: dict[str, str]) -> None:
-        """Follow `add_bos_token` and `add_eos_token`, where a configuration says them outright."""
-        if "add_bos_token" not in config and "add_eos_token" not in config:
-            return
-        from tokenizers.processors import TemplateProcessing
-
-        bos = special.get("bos_token") if config.get("add_bos_token") else None
-        eos = special.get("eos_token") if config.get("add_eos_token") else None
-        single = [part for part in (bos and f"{bos}:0", "$A:0", eos and f"{eos}:0") if part]
-        pair = single + [part for part in (bos and f"{bos}:1", "$B:1", eos and f"{eos}:1") if part]
-        ends = [(token, self._tokenizer.token_to_id(token)) for token in (bos, eos) if token]
-        self._tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=ends)
 
 
 class _TransformersBackend:
