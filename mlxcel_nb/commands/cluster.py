@@ -8,8 +8,9 @@ import time
 
 from mlxcel_nb.cluster.secret import resolve_secret
 from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.notebook.display import Column, note, table
-from mlxcel_nb.notebook.views import status_view
+from mlxcel_nb.notebook.views import node_view, status_view
 
 
 def start(args: argparse.Namespace, context: Context) -> None:
@@ -35,7 +36,14 @@ def starting(engines: int) -> str:
 
 def status(args: argparse.Namespace, context: Context) -> None:
     """Handler of `status` and `cluster status`."""
-    context.console.show(status_view(context.session.get(args.cluster).cluster.status()))
+    found = context.session.get(args.cluster).cluster.status()
+    if args.node is None:
+        context.console.show(status_view(found))
+    elif any(node.node_id == args.node for node in found.nodes):
+        context.console.show(node_view(found, args.node))
+    else:
+        known = ", ".join(node.node_id for node in found.nodes)
+        raise ConfigError(f"no node is called {args.node}", advice=f"There is {known}.")
 
 
 def stop(args: argparse.Namespace, context: Context) -> None:

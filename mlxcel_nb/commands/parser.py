@@ -36,6 +36,7 @@ class Kind(enum.Enum):
     MODEL = "model"
     PATH = "path"
     CLUSTER = "cluster"
+    NODE = "node"
     VARIABLE = "variable"
 
 
@@ -169,13 +170,18 @@ def _cluster(tree: Tree) -> None:
     start.add("--threads", type=_count, metavar="N", help="CPU threads an engine (default: cores / engines)")
     start.add("--deadline", type=_seconds, default=60.0, metavar="S", help="seconds to be ready in (default 60)")
     _secret_file(start, "use this cluster secret instead of a random one")
-    status = "who holds what, and over which links"
-    _on(group.leaf("status", status, "cluster:status", where=Where.MAGIC))
+    _status(group)
     stop = group.leaf("stop", "stop the cluster and its engines", "cluster:stop", where=Where.MAGIC)
     stop.add("--all", action="store_true", help="stop every cluster this notebook started")
     _on(stop)
     group.leaf("list", "clusters that run on this machine", "cluster:list_clusters")
-    _on(tree.leaf("status", status, "cluster:status", where=Where.MAGIC))
+    _status(tree)
+
+
+def _status(tree: Tree) -> None:
+    status = tree.leaf("status", "who holds what, and over which links", "cluster:status", where=Where.MAGIC)
+    status.add("node", metavar="NODE", nargs="?", completes=Kind.NODE, help="all there is to say of this one")
+    _on(status)
 
 
 def _load(tree: Tree) -> None:

@@ -149,7 +149,13 @@ def clusters(prefix: str) -> list[str]:
     return [name for name in current().names if name.startswith(prefix)]
 
 
-SOURCES: Sources = {Kind.MODEL: models, Kind.PATH: paths, Kind.CLUSTER: clusters}
+def nodes(prefix: str) -> list[str]:
+    """Nodes of this kernel's clusters."""
+    found = [node.node_id for name in current().names for node in current().get(name).cluster.nodes]
+    return [name for name in dict.fromkeys(found) if name.startswith(prefix)]
+
+
+SOURCES: Sources = {Kind.MODEL: models, Kind.PATH: paths, Kind.CLUSTER: clusters, Kind.NODE: nodes}
 
 
 @context_matcher()

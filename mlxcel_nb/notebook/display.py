@@ -104,7 +104,7 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[object]
     parts = [f'<div style="font-weight:600">{html.escape(title)}</div>'] if title else []
     if rows:
         parts.append(
-            f'<table style="border-collapse:collapse;margin:2px 0;{TABULAR};{FG}">'
+            f'<table style="border-collapse:collapse;margin:2px 0;font:inherit;{TABULAR};{FG}">'
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
     parts += [f'<div style="{DIM};{TABULAR}">{html.escape(note)}</div>' for note in notes]
@@ -169,7 +169,7 @@ def _picture(char: str) -> str:
 
 
 def _box(inner: str) -> str:
-    return f'<div style="{FONT}">{inner}</div>'
+    return f'<div style="{FONT};margin:2px 0 8px">{inner}</div>'
 
 
 def _text(cell: object) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mlxcel_nb.client.report import ClusterStatus, Completion, LoadReport, NodeReport
+from collections.abc import Sequence
+
+from mlxcel_nb.client.report import ClusterStatus, Completion, LinkReport, LoadReport, NodeReport
 from mlxcel_nb.notebook.display import RUN_MIME, Column, State, View, bytes_text, ms_text, note, stack, table
 
 
@@ -43,19 +45,42 @@ def status_view(status: ClusterStatus) -> View:
     notes = [] if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
     if status.links:
-        views.append(
-            table(
-                "Links",
-                [Column("from"), Column("to"), Column("path"), Column("cipher"), Column("round trip", number=True)],
-                [
-                    [link.source, link.target, link.transport, cipher_text(link.cipher), ms_text(link.rtt_s)]
-                    for link in status.links
-                ],
-            )
-        )
+        views.append(_links(status.links))
     if status.last:
         views.append(note(f"Last answer: {run_text(status.last)}"))
     return stack(*views)
+
+
+def node_view(status: ClusterStatus, node_id: str) -> View:
+    """All there is to say of one node, and its links."""
+    node = next(node for node in status.nodes if node.node_id == node_id)
+    part = next((part for part in status.model.parts if part.node_id == node_id), None) if status.model else None
+    rows: list[list[object]] = [
+        ["state", State(node.state, node.reason)],
+        ["role", _role(node)],
+        ["layers", layers_text(node.layers)],
+        ["weights", f"{bytes_text(part.resident_bytes)}, planned {bytes_text(part.planned_bytes)}" if part else None],
+        ["activity", node.activity or None],
+        ["address", node.address or None],
+        ["host", node.host or None],
+        ["platform", node.platform or None],
+        ["memory of the process", bytes_text(node.memory_bytes or None)],
+        ["pid", node.pid or None],
+        ["BLAS", node.blas or None],
+        ["threads", node.threads or None],
+        *_versions(node),
+    ]
+    shown = [row for row in rows if row[1] is not None]
+    return stack(
+        table("", [Column("of"), Column(node_id)], shown),
+        _links([link for link in status.links if node_id in {link.source, link.target}]),
+    )
+
+
+def _links(links: Sequence[LinkReport]) -> View:
+    columns = [Column("from"), Column("to"), Column("path"), Column("cipher"), Column("round trip", number=True)]
+    rows = [[x.source, x.target, x.transport, cipher_text(x.cipher), ms_text(x.rtt_s)] for x in links]
+    return table("Links", columns, rows, [] if rows else ["none"])
 
 
 def load_view(report: LoadReport) -> View:
@@ -108,3 +133,7 @@ def _role(node: NodeReport) -> str | None:
     if node.stage is None:
         return node.activity or None
     return f"stage {node.stage}" + (f", rank {node.rank}" if node.rank is not None else "")
+
+
+def _versions(node: NodeReport) -> list[list[object]]:
+    return [[f"version of {name}", version] for name, version in sorted(node.versions.items())]

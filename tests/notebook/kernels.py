@@ -23,6 +23,13 @@ class Ran:
     error: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
+    pressed: float | None = None
+
+    @property
+    def stopped_s(self) -> float:
+        """Seconds from the interrupt to the end of the cell."""
+        assert self.pressed is not None, "the cell ended before it could be interrupted"
+        return self.arrivals[-1] - self.pressed
 
     def of(self, *kinds: str) -> list[dict[str, Any]]:
         return [m["content"] for m in self.messages if m["msg_type"] in kinds]
@@ -53,8 +60,8 @@ class Notebook:
         self.client = client
         self.manager = manager
 
-    def run(self, code: str, *, timeout: float = CELL_S, on_message: Callable[[Ran], None] = lambda ran: None) -> Ran:
-        """Execute `code` and wait for its end; `on_message` sees the cell grow."""
+    def run(self, code: str, *, timeout: float = CELL_S, stop_when: Callable[[Ran], object] = lambda ran: False) -> Ran:
+        """Execute `code` and wait for its end; the kernel is interrupted once, when `stop_when` is true of the cell."""
         ran = Ran(self.client.execute(code))
         deadline = time.monotonic() + timeout
         idle = False
@@ -79,7 +86,9 @@ class Notebook:
                 ran.error = "\n".join(message["content"]["traceback"])
             ran.messages.append(message)
             ran.arrivals.append(time.monotonic())
-            on_message(ran)
+            if ran.pressed is None and not idle and stop_when(ran):
+                ran.pressed = time.monotonic()
+                self.manager.interrupt_kernel()
         return ran
 
     def ok(self, code: str, *, timeout: float = CELL_S) -> Ran:

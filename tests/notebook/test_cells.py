@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import psutil
 import pytest
 
 from mlxcel_nb.notebook.display import RUN_MIME
-from tests.notebook.kernels import Notebook, Ran, notebook
+from tests.notebook.kernels import Notebook, notebook
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -67,33 +66,22 @@ def test_a_seed_gives_the_same_text_through_a_magic_and_python(nb: Notebook) -> 
 
 
 def test_an_interrupt_stops_within_a_second_keeps_the_text_and_the_cluster(nb: Notebook) -> None:
-    pressed: list[float] = []
-
-    def press(ran: Ran) -> None:
-        if not pressed and len(ran.text) > 20:
-            pressed.append(time.monotonic())
-            nb.manager.interrupt_kernel()
-
-    ran = nb.run("%%mlxcel generate --max-tokens 5000 --temp 1 --seed 1 -o partial\nOnce upon a time", on_message=press)
-    assert pressed and ran.arrivals[-1] - pressed[0] < 1.0
+    ran = nb.run(
+        "%%mlxcel generate --max-tokens 5000 --temp 1 --seed 1 -o partial\nOnce upon a time",
+        stop_when=lambda ran: len(ran.text) > 20,
+    )
+    assert ran.stopped_s < 1.0
     assert ran.status == "ok" and not ran.error
     assert "cancelled" in ran.plain
-    assert nb.value("partial.text") == ran.text.rstrip("\n") and len(ran.text) > 20
+    assert nb.value("partial.text").rstrip("\n") == ran.text.rstrip("\n") and len(ran.text) > 20
     assert "Paris" in nb.ok("%%mlxcel generate --max-tokens 8\nThe capital of France is").text
 
 
 def test_an_interrupt_of_waiting_python_code_leaves_the_cluster_usable(nb: Notebook) -> None:
-    pressed: list[float] = []
-
-    def press(ran: Ran) -> None:
-        if not pressed and "waiting" in ran.text:
-            pressed.append(time.monotonic())
-            nb.manager.interrupt_kernel()
-
     code = "print('waiting', flush=True)\ncluster.generate('Once', SamplingParams(max_tokens=5000, ignore_eos=True))"
-    ran = nb.run(code, on_message=press)
+    ran = nb.run(code, stop_when=lambda ran: "waiting" in ran.text)
     assert ran.status == "error" and "KeyboardInterrupt" in ran.error
-    assert ran.arrivals[-1] - pressed[0] < 1.5
+    assert ran.stopped_s < 1.5
     nb.ok("%%mlxcel generate --max-tokens 2\nHello")
 
 
@@ -116,6 +104,10 @@ def test_status_says_who_holds_what_over_which_link(nb: Notebook) -> None:
     for word in ("● alive", "stage 0", "stage 1", "0-14", "15-29", "AES-256-GCM", " ms", "router-", "tokens"):
         assert word in plain, plain
     assert "● alive" in nb.ok("%mlxcel cluster status").plain
+    one = nb.ok("%mlxcel status engine-1").plain
+    assert "15-29" in one and "engine-0" in one and "0-14" not in one
+    assert nb.complete("%mlxcel status eng") == ["engine-0", "engine-1"]
+    assert "no node is called engine-7. There is engine-0, engine-1" in nb.run("%mlxcel status engine-7").error
     listed = nb.ok("%mlxcel cluster list").plain
     assert nb.value("cluster.name") in listed and "this process" not in listed.replace("this process (", "")
 
@@ -167,10 +159,22 @@ def test_every_function_works_in_a_cell_in_a_task_and_beside_a_loop(nb: Notebook
     nb.ok(code)
 
 
-def test_stopping_ends_the_engines_and_closing_the_kernel_those_that_are_left(nb: Notebook) -> None:
+def test_a_second_cluster_with_a_name_is_the_one_that_is_meant_until_it_stops(nb: Notebook) -> None:
+    nb.ok("%mlxcel cluster start -n 1 --name second")
+    assert "Cluster second" in nb.ok("%mlxcel status").plain
+    assert nb.value("cluster.name") in nb.ok("%mlxcel status --cluster {}".format(nb.value("cluster.name"))).plain
+    assert nb.complete("%mlxcel status --cluster s") == ["second"]
+    assert "Stopped second" in nb.ok("%mlxcel cluster stop").plain
+    assert nb.value("cluster.name") in nb.ok("%mlxcel status").plain
+
+
+def test_stopping_interrupting_a_start_and_unloading_leave_no_engine(nb: Notebook) -> None:
     pids = nb.value("[node.pid for node in cluster.nodes]")
     assert "Stopped" in nb.ok("%mlxcel cluster stop").plain
     assert not any(psutil.pid_exists(pid) for pid in pids)
+    stopped = nb.run("%mlxcel cluster start -n 1", stop_when=lambda ran: ran.of("display_data"))
+    assert stopped.status == "error" and "Cancelled: interrupted: %mlxcel cluster start" in stopped.error
+    assert not psutil.Process(nb.value("__import__('os').getpid()")).children(recursive=True)
     nb.ok("%mlxcel cluster start -n 1")
     pids = nb.value("[node.pid for node in current().get().cluster.nodes]")
     nb.ok("%unload_ext mlxcel_nb")

@@ -13,6 +13,7 @@ SOURCES = {
     Kind.MODEL: lambda prefix: [m for m in ("smollm2-135m", "my model") if m.startswith(prefix)],
     Kind.CLUSTER: lambda prefix: ["mlxcel"],
     Kind.PATH: lambda prefix: ["secret.key"],
+    Kind.NODE: lambda prefix: ["engine-0", "engine-1"],
 }
 
 
@@ -34,6 +35,7 @@ def texts(before: str) -> list[str]:
         ("load smollm2-135m --dtype=f", "f", ["float32"]),
         ("cluster stop --cluster ", "", ["mlxcel"]),
         ("cluster start --secret-file s", "s", ["secret.key"]),
+        ("status ", "", ["engine-0", "engine-1"]),
         ("generate --max-tokens ", "", []),
         ("generate --max-tokens 5 --max", "--max", []),
         ("generate --stop a --st", "--st", ["--stop"]),

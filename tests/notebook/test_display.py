@@ -17,7 +17,7 @@ from mlxcel_nb.client.report import (
     Timings,
 )
 from mlxcel_nb.notebook.display import RUN_MIME, Column, State, View, bytes_text, printable, progress, table
-from mlxcel_nb.notebook.views import footer, layers_text, load_view, status_view
+from mlxcel_nb.notebook.views import footer, layers_text, load_view, node_view, status_view
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 
@@ -97,6 +97,14 @@ def test_a_status_says_who_holds_what_by_which_link_and_how_fast() -> None:
     text = status_view(status()).text
     for word in ("0-14", "15-29", "AES-256-GCM", "0.213 ms", "21.3 tokens/s", "smollm2-135m", "pp2", "mlx differs"):
         assert word in text
+
+
+def test_one_node_is_told_in_full_with_its_links_alone() -> None:
+    text = node_view(status(), "engine-0").text
+    for word in ("● alive", "0-14", "openblas", "AES-256-GCM", "269 MB"):
+        assert word in text
+    assert "15-29" not in text
+    assert node_view(status(), "engine-1").text.endswith("Links\nnone")
 
 
 def test_a_state_is_told_by_shape_and_word() -> None:
