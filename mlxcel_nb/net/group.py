@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlxcel_nb.net.hot import HotLink, Interrupt, Outgoing, Patience, Tensor, wait
+from mlxcel_nb.net.hot import HotLink, Outgoing
+from mlxcel_nb.net.inbox import Tensor
+from mlxcel_nb.net.interrupt import Interrupt
 from mlxcel_nb.net.tag import Tag
+from mlxcel_nb.net.waiting import Patience, wait
 from mlxcel_nb.wire import tensors
 from mlxcel_nb.wire.frames import bytes_of
 

@@ -11,49 +11,31 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-import select
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlxcel_nb.errors import MlxcelError, PeerAborted, PeerLost, StepTimeout, WireError
+from mlxcel_nb.errors import MlxcelError, PeerAborted, PeerLost, WireError
+from mlxcel_nb.net.inbox import TENSOR_CHANNEL, Inbox, Tensor
 from mlxcel_nb.net.interrupt import Interrupt
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.tag import Tag
+from mlxcel_nb.net.waiting import Patience, wait
 from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages, tensors
-from mlxcel_nb.wire.credits import ReceiveCredits, SendCredits
+from mlxcel_nb.wire.credits import SendCredits
 from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, Frame, Kind, close_reason, credit_count
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["HotLink", "Interrupt", "Tensor", "wait"]
-
-TENSOR_CHANNEL = 1
-"""Both directions use the dialling end's first channel."""
+__all__ = ["MAX_SPIN_S", "HotLink", "Interrupt", "Outgoing"]
 
 READ_BYTES = 256 * 1024
 
-KEPT_BYTES = 64 << 20
-"""Tensors that arrived before they were asked for; beyond this the peer gets no credit until they are taken."""
-
-MAX_TENSOR_BYTES = 4 << 30
-
 MAX_SPIN_S = 150e-6
 """Polling longer than this before blocking costs more than it gains when ranks share cores."""
-
-
-@dataclass(eq=False, slots=True)
-class Tensor:
-    """A tensor that arrived. `data` is valid until the next call on the link it came by."""
-
-    tag: Tag
-    dtype: str
-    dims: tuple[int, ...]
-    data: memoryview
 
 
 class Outgoing:
@@ -90,14 +72,7 @@ class HotLink:
         self._tail: memoryview | None = None  # sealed, not yet with the kernel; nothing is sealed before it is gone
         self._replies: collections.deque[tuple[Kind, int, bytes]] = collections.deque()
         self._may_send = SendCredits()
-        self._lets_send = ReceiveCredits()
-        self._assembler = tensors.Assembler(limit=MAX_TENSOR_BYTES, place=self._place)
-        self._landing = bytearray()
-        self._landing_used = False
-        self._lent: Tensor | None = None
-        self._tensors: collections.deque[Tensor] = collections.deque()
-        self._kept_bytes = 0
-        self._ungranted = 0
+        self._inbox = Inbox(self._grant)
         self._controls: collections.deque[dict[str, Any]] = collections.deque()
         self._tensor_id = 0
         self.moves = 0  # frames taken and chunks sent: what counts as progress
@@ -216,9 +191,7 @@ class HotLink:
         if self._broken is not None:
             raise self._broken.with_traceback(None)
         self._frame_since = None
-        if self._lent is not None:
-            self._release(self._lent)
-            self._lent = None
+        self._inbox.reclaim()
 
     def outgoing(self, parts: Sequence[ReadableBuffer]) -> Outgoing:
         """An encoded tensor, ready for `pump_out`."""
@@ -274,30 +247,25 @@ class HotLink:
 
     def _sort(self) -> bool:
         """Put every whole frame that has been read where it belongs; whether there was any."""
-        if self._lent is not None:
-            self._keep_own(self._lent)
+        self._inbox.detach()
         before = self.moves
         while (frame := self._next_frame()) is not None:
             if (tensor := self._dispatch(frame)) is not None:
-                self._keep(tensor)
+                self._inbox.keep(tensor)
         return self.moves > before
 
     def poll_tensor(self, tag: Tag, name: str) -> Tensor | None:
         """The tensor of `tag` if it has arrived. `name` is `tag.name`, which the caller has at hand."""
-        while self._tensors and self._tensors[0].tag < tag:
-            self._release(self._pop())
-        if self._tensors and self._tensors[0].tag == tag:
-            return self._lend(self._pop())
+        if (kept := self._inbox.find(tag)) is not None:
+            return kept
         while (frame := self._next_frame()) is not None:
             tensor = self._dispatch(frame, tag, name)
             if tensor is None:
                 continue
             if tensor.tag == tag:
-                return self._lend(tensor)
+                return self._inbox.lend(tensor)
             if tensor.tag > tag:
-                self._keep(tensor)
-            else:
-                self._release(tensor)
+                self._inbox.keep(tensor)
         if self._controls:
             self._heed_abort(tag)
         return None
@@ -318,7 +286,7 @@ class HotLink:
         """Deal with one frame; the tensor, if it completes one."""
         try:
             if frame.kind is Kind.TENSOR:
-                return self._take_tensor(frame, tag, name)
+                return self._inbox.add(frame, tag, name)
             if frame.kind is Kind.CONTROL:
                 self._controls.append(messages.unpack(frame.payload))
             elif frame.kind is Kind.CREDIT:
@@ -335,27 +303,8 @@ class HotLink:
             self._refuse(error)
         return None
 
-    def _take_tensor(self, frame: Frame, tag: Tag | None, name: str) -> Tensor | None:
-        self._lets_send.received(frame.channel)
-        if self._kept_bytes > KEPT_BYTES:
-            self._ungranted += 1
-        else:
-            self._grant(frame.channel)
-        whole = self._assembler.add(frame.channel, frame.payload)
-        if whole is None:
-            return None
-        header, data = whole
-        # A sender finishes one tensor before it begins the next: what is incomplete now was abandoned.
-        self._assembler.discard()
-        if self._landing_used:
-            in_use = [data, *(t.data for t in self._tensors), *([self._lent.data] if self._lent else [])]
-            self._landing_used = any(view.obj is self._landing for view in in_use)
-        same = tag is not None and header.name == name
-        return Tensor(tag if same and tag else Tag.parse(header.name), header.dtype, header.dims, data)
-
-    def _grant(self, channel: int) -> None:
-        if count := self._lets_send.taken(channel):
-            self._replies.append((Kind.CREDIT, channel, count.to_bytes(4, "big")))
+    def _grant(self, channel: int, count: int) -> None:
+        self._replies.append((Kind.CREDIT, channel, count.to_bytes(4, "big")))
 
     def _heed_abort(self, tag: Tag) -> None:
         """Leave the step when the peer says so; forget aborts of what is over."""
@@ -374,45 +323,6 @@ class HotLink:
                     node=str(details.get("node") or self.node),
                     advice=details.get("advice"),
                 )
-
-    # -- memory of what arrives -------------------------------------------------------------------
-
-    def _place(self, header: tensors.TensorHeader, size: int) -> memoryview:
-        """Where a tensor in pieces is put together: the same memory each time, unless it is still in use."""
-        del header
-        if self._landing_used:
-            return memoryview(bytearray(size))
-        if len(self._landing) < size:
-            self._landing = bytearray(size)
-        self._landing_used = True
-        return memoryview(self._landing)[:size]
-
-    def _lend(self, tensor: Tensor) -> Tensor:
-        self._lent = tensor
-        return tensor
-
-    def _keep(self, tensor: Tensor) -> None:
-        self._keep_own(tensor)
-        self._tensors.append(tensor)
-        self._kept_bytes += len(tensor.data)
-
-    @staticmethod
-    def _keep_own(tensor: Tensor) -> None:
-        """Copy `tensor` out of the buffer frames are opened into, if it lies there."""
-        if tensor.data.readonly:
-            tensor.data = memoryview(bytearray(tensor.data))
-
-    def _pop(self) -> Tensor:
-        tensor = self._tensors.popleft()
-        self._kept_bytes -= len(tensor.data)
-        while self._ungranted and self._kept_bytes <= KEPT_BYTES:
-            self._ungranted -= 1
-            self._grant(TENSOR_CHANNEL)
-        return tensor
-
-    def _release(self, tensor: Tensor) -> None:
-        if tensor.data.obj is self._landing:
-            self._landing_used = False
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -448,45 +358,3 @@ class HotLink:
 
     def frame_overdue(self) -> NoReturn:
         self._refuse(WireError(f"the rest of a frame did not come within {times.FRAME_REST_S:g} s"))
-
-
-class Patience:
-    """A deadline that moves along while there is progress."""
-
-    __slots__ = ("budget_s", "deadline")
-
-    def __init__(self, deadline: float | None) -> None:
-        now = time.monotonic()
-        self.deadline = now + times.STEP_S if deadline is None else deadline
-        self.budget_s = max(0.0, self.deadline - now)
-
-    def renew(self) -> None:
-        self.deadline = time.monotonic() + self.budget_s
-
-
-def wait(links: Sequence[HotLink], interrupt: Interrupt | None, patience: Patience, what: str) -> None:
-    """Block until one of `links` can read (or write, where it has something to), without using the processor.
-
-    Raises:
-        StepTimeout: when `patience` ends; names the first of `links` and `what`.
-    """
-    poller = select.poll()
-    for link in links:
-        poller.register(link.link.sock, select.POLLIN | (select.POLLOUT if link.wants_write else 0))
-    if interrupt is not None:
-        poller.register(interrupt, select.POLLIN)
-    now = time.monotonic()
-    due = {link.frame_due(now): link for link in links}
-    first = min(due)
-    left = min(patience.deadline, first) - now
-    if left > 0 and poller.poll(math.ceil(left * 1000)):
-        if interrupt is not None:
-            interrupt.check()
-        return
-    if first <= patience.deadline:
-        due[first].frame_overdue()
-    raise StepTimeout(
-        f"no progress for {patience.budget_s:.3g} s while waiting for {what} (host {links[0].host})",
-        node=links[0].node,
-        advice="The node may be stopped, overloaded or cut off.",
-    )

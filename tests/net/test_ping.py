@@ -23,7 +23,8 @@ async def listener(**more) -> AsyncIterator[tuple[Address, list[str]]]:
     said: list[str] = []
     ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
     task = asyncio.ensure_future(listen("127.0.0.1:0", SECRET, echo=said.append, ready=ready.set_result, **more))
-    await asyncio.wait([ready, task], return_when=asyncio.FIRST_COMPLETED)
+    both: list[asyncio.Future] = [ready, task]
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     try:
         yield await ready, said
     finally:

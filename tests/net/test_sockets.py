@@ -1,0 +1,110 @@
+"""Ports that are taken, and names that are hard to look up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import pytest
+
+from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.errors import (
+    ConfigError,
+    PeerLost,
+)
+from mlxcel_nb.net import sockets
+from mlxcel_nb.net.dial import dial
+from tests.net.helpers import (
+    SECRET,
+    identity,
+    listening,
+    run,
+)
+
+
+def test_a_busy_port_names_the_process_that_has_it():
+    async def case():
+        async with listening() as (_, address, _links), listening("second") as (second, _, _more):
+            await second.close()
+            with pytest.raises(ConfigError, match=f"port {address.port} in use by pid {os.getpid()}"):
+                await second.start("127.0.0.1", address.port)
+            assert (await second.start()).port != address.port
+
+    run(case())
+
+
+def test_a_port_range_gives_its_first_free_port():
+    async def case():
+        async with listening() as (_, address, _links), listening("second") as (second, _, _more):
+            await second.close()
+            found = await second.start("127.0.0.1", port_range=(address.port, min(65535, address.port + 20)))
+            assert address.port < found.port <= address.port + 20
+            await second.close()
+            with pytest.raises(ConfigError, match="no free port"):
+                await second.start("127.0.0.1", port_range=(address.port, address.port))
+
+    run(case())
+
+
+def test_a_look_up_that_fails_once_is_asked_again(monkeypatch):
+    async def case():
+        async with listening() as (_, address, _links):
+            real, failed = sockets.resolve, set()
+
+            def flaky(host, port, family):
+                if family not in failed:
+                    failed.add(family)
+                    raise socket.gaierror(socket.EAI_AGAIN, "try again")
+                return real("127.0.0.1", port, family)
+
+            monkeypatch.setattr(sockets, "resolve", flaky)
+            (await dial(identity("client"), SECRET, Address("somewhere.test", address.port))).close()
+
+    run(case())
+
+
+def test_a_family_that_answers_late_holds_nobody_up(monkeypatch):
+    async def case():
+        async with listening() as (_, address, _links):
+            real, slow = sockets.resolve, asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def half(host, port, family):
+                if family == socket.AF_INET6:
+                    asyncio.run_coroutine_threadsafe(slow.wait(), loop).result()
+                return real("127.0.0.1", port, socket.AF_INET)
+
+            monkeypatch.setattr(sockets, "resolve", half)
+            began = loop.time()
+            (await dial(identity("client"), SECRET, Address("somewhere.test", address.port))).close()
+            assert loop.time() - began < 2.0
+            slow.set()
+
+    run(case())
+
+
+def test_the_second_address_of_a_name_is_tried_when_the_first_refuses(monkeypatch):
+    async def case():
+        async with listening() as (_, address, _links):
+            with socket.create_server(("127.0.0.1", 0)) as gone:
+                dead = gone.getsockname()[1]
+
+            def two(host, port, family):
+                if family == socket.AF_INET6:
+                    raise socket.gaierror(socket.EAI_NONAME, "no such name")
+                return [(family, ("127.0.0.1", dead)), (family, ("127.0.0.1", port))]
+
+            monkeypatch.setattr(sockets, "resolve", two)
+            (await dial(identity("client"), SECRET, Address("somewhere.test", address.port))).close()
+
+    run(case())
+
+
+def test_an_unknown_name_is_offline_with_the_reason(monkeypatch):
+    def unknown(host, port, family):
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(sockets, "resolve", unknown)
+    with pytest.raises(PeerLost, match="not known"):
+        run(dial(identity("client"), SECRET, Address("nowhere.test", 9000)))
