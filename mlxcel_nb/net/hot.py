@@ -195,6 +195,8 @@ class HotLink:
 
     def outgoing(self, parts: Sequence[ReadableBuffer]) -> Outgoing:
         """An encoded tensor, ready for `pump_out`."""
+        if sum(memoryview(part).nbytes for part in parts) <= tensors.PART_BYTES:
+            return Outgoing(Kind.TENSOR, TENSOR_CHANNEL, (parts,))
         self._tensor_id = (self._tensor_id + 1) & 0xFFFFFF
         return Outgoing(Kind.TENSOR, TENSOR_CHANNEL, tensors.payloads(parts, self._tensor_id))
 
