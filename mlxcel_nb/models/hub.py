@@ -48,7 +48,7 @@ def download(repo: str, *, revision: str | None = None, progress: Progress | Non
         atomic.require_room(cache, total - here)
         try:
             folder = hf.snapshot_download(
-                repo, revision=listing.sha, allow_patterns=DATA_FILES, tqdm_class=_bars(progress, total)
+                repo, revision=revision, allow_patterns=DATA_FILES, tqdm_class=_bars(progress, total)
             )
         except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
             raise ModelError(f"the download of {repo} broke off: {_line(error)}", advice="Try again.") from error
@@ -78,7 +78,8 @@ def _downloaded_before(hf: Any, repo: str, revision: str | None, why: str) -> Pa
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return Path(hf.snapshot_download(repo, revision=revision, local_files_only=True))
+        folder = hf.snapshot_download(repo, revision=revision, allow_patterns=DATA_FILES, local_files_only=True)
+        return Path(folder)
     except (LocalEntryNotFoundError, ValueError):
         advice = "Give a local folder or GGUF file, or a model of `mlxcel-nb model list`."
         raise ModelError(f"{repo} is not on this machine, and {why}", advice=advice) from None
