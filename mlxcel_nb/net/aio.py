@@ -141,6 +141,8 @@ class ControlLink:
         """
         if not self.open:
             raise PeerLost(self.reason or "the link is closed", node=self.peer.node_id)
+        if len(self._pings) >= MAX_UNANSWERED_PINGS:
+            raise WireError(f"{MAX_UNANSWERED_PINGS} pings are unanswered already", node=self.peer.node_id)
         answer: asyncio.Future[float] = self._loop.create_future()
         ping_id = self._send_ping(filler, answer)
         try:
@@ -338,7 +340,7 @@ class ControlLink:
         """Whether the peer answers within a second."""
         try:
             await self.ping(within_s=times.PING_S)
-        except PeerLost:
+        except MlxcelError:
             return False
         return True
 

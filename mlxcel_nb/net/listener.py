@@ -20,12 +20,12 @@ from typing import Any
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import AuthenticationFailed, ConfigError, HandshakeError, MlxcelError, Refused
-from mlxcel_nb.net.addresses import normal_ip
+from mlxcel_nb.net.addresses import is_numeric, normal_ip
 from mlxcel_nb.net.admission import Admission, Answer
 from mlxcel_nb.net.link import Link, peer_address
 from mlxcel_nb.net.opening import open_link
 from mlxcel_nb.net.pending import BUFFER_BYTES, PendingPool
-from mlxcel_nb.net.sockets import bind, bind_range, tune
+from mlxcel_nb.net.sockets import bind_range, tune
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.wire.handshake import Identity, RejectCode, ServerHandshake, State, VerdictCode, encode_reject
@@ -99,7 +99,9 @@ class Listener:
         """
         if self._sock is not None:
             raise ConfigError(f"already listening on {self.address}")
-        sock = bind_range(host, range(port_range[0], port_range[1] + 1)) if port_range else bind(host, port)
+        ports = range(port_range[0], port_range[1] + 1) if port_range else range(port, port + 1)
+        # A name is looked up off the loop; an address needs no thread.
+        sock = bind_range(host, ports) if is_numeric(host) else await asyncio.to_thread(bind_range, host, ports)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self.address = Address(host, sock.getsockname()[1])

@@ -94,7 +94,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_range(host: str, ports: range) -> socket.socket:
-    """A listening socket at the first free port of `ports`."""
+    """A listening socket at the first free port of `ports`.
+
+    Raises:
+        ConfigError: as `bind`; when there are several ports, for all of them.
+    """
+    if len(ports) == 1:
+        return bind(host, ports[0])
     last: ConfigError | None = None
     for port in ports:
         try:

@@ -41,8 +41,10 @@ def test_a_port_range_gives_its_first_free_port():
             found = await second.start("127.0.0.1", port_range=(address.port, min(65535, address.port + 20)))
             assert address.port < found.port <= address.port + 20
             await second.close()
-            with pytest.raises(ConfigError, match="no free port"):
+            with pytest.raises(ConfigError, match="in use"):
                 await second.start("127.0.0.1", port_range=(address.port, address.port))
+            with pytest.raises(ConfigError, match=r"not an address|cannot listen"):
+                await second.start("192.0.2.77")
 
     run(case())
 
@@ -108,3 +110,13 @@ def test_an_unknown_name_is_offline_with_the_reason(monkeypatch):
     monkeypatch.setattr(sockets, "resolve", unknown)
     with pytest.raises(PeerLost, match="not known"):
         run(dial(identity("client"), SECRET, Address("nowhere.test", 9000)))
+
+
+def test_a_host_name_may_be_listened_on():
+    async def case():
+        async with listening() as (listener, _, _links):
+            await listener.close()
+            address = await listener.start("localhost")
+            (await dial(identity("client"), SECRET, address)).close()
+
+    run(case())
