@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import mlxcel_nb
-from mlxcel_nb.commands.platforms import unsupported
+from mlxcel_nb.commands.platforms import back_end_advice, unsupported
 
 
 def run(*words: str, timeout: float = 30, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -89,6 +89,15 @@ def test_a_reader_that_leaves_early_is_no_traceback() -> None:
 def test_systems_without_mlx_get_one_clear_line(system: str, machine: str, says: str | None) -> None:
     line = unsupported(system, machine)
     assert line is None if says is None else line is not None and says in line and "\n" not in line
+
+
+def test_an_install_without_a_back_end_is_told_which_extra_is_missing(tmp_path: Path) -> None:
+    said = back_end_advice("Linux", [str(tmp_path)])
+    assert said and all(f"mlxcel_nb[{extra}]" in said for extra in ("cpu", "cuda12", "cuda13")) and "\n" not in said
+    assert "pip install mlx" in (back_end_advice("Darwin", []) or "")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libmlx.so").touch()
+    assert back_end_advice("Linux", [str(tmp_path)]) is None
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import time
 
 from mlxcel_nb.cluster.secret import resolve_secret
 from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.commands.platforms import missing_back_end
 from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.notebook.display import Column, note, table
 from mlxcel_nb.notebook.views import node_view, status_view
@@ -15,6 +16,8 @@ from mlxcel_nb.notebook.views import node_view, status_view
 
 def start(args: argparse.Namespace, context: Context) -> None:
     """Handler of `cluster start`."""
+    if problem := missing_back_end():
+        raise ConfigError(problem)
     begun = time.monotonic()
     with context.console.progress(starting(args.engines)) as progress:
         held = context.session.start(

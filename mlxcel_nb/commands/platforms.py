@@ -1,9 +1,12 @@
-"""Which systems this runs on, and whether MLX has a back end here. `unsupported` is pure."""
+"""Which systems this runs on, and whether MLX has a back end here. `unsupported` and `back_end_advice` take what they judge as
+arguments.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -16,18 +19,22 @@ def unsupported(system: str, machine: str) -> str | None:
     return None
 
 
-def missing_back_end() -> str | None:
-    """One line when MLX's library is absent, with the way to get it; None when it is there. Imports nothing heavy."""
-    spec = importlib.util.find_spec("mlx")
-    places = list(spec.submodule_search_locations or ()) if spec else []
+def back_end_advice(system: str, places: Iterable[str]) -> str | None:
+    """One line when no place where mlx is installed holds MLX's library; None when one does."""
     if any(any(Path(place, "lib").glob("libmlx.*")) for place in places):
         return None
-    if platform.system() == "Darwin":
+    if system == "Darwin":
         return "MLX is not installed; run: pip install mlx"
     return (
         "MLX has no back end here; run: pip install 'mlxcel_nb[cpu]', "
         "or with an NVIDIA card 'mlxcel_nb[cuda12]' or 'mlxcel_nb[cuda13]'"
     )
+
+
+def missing_back_end() -> str | None:
+    """`back_end_advice` for this interpreter. Imports nothing heavy."""
+    spec = importlib.util.find_spec("mlx")
+    return back_end_advice(platform.system(), spec.submodule_search_locations or () if spec else ())
 
 
 def here() -> str | None:
