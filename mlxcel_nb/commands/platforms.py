@@ -1,5 +1,6 @@
-"""Which systems this runs on, and whether MLX has a back end here. `unsupported` and `back_end_advice` take what they judge as
-arguments.
+"""Which systems this runs on, and whether MLX has a back end here.
+
+`unsupported` and `back_end_advice` are pure: what they judge is an argument. Nothing heavy is imported.
 """
 
 from __future__ import annotations
