@@ -29,6 +29,7 @@ BUILD_S = 1800.0
 """How long to wait for another builder of the same folder: a slow download of a large model."""
 
 _POLL_S = 0.1
+_ROOM = "Free some space, or set MLXCEL_NB_CACHE to a folder on another disk."
 _NO_LOCKS = frozenset([errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL])
 """What flock says on file systems without locks; the rename alone must do there."""
 
@@ -85,7 +86,7 @@ def require_room(folder: Path, needed_bytes: int) -> None:
     """Raise unless the disk that holds `folder` has `needed_bytes` free."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
-        raise _no_room(folder, needed_bytes, free)
+        raise ModelError(f"not enough room in {folder}: {needed_bytes} bytes are needed, {free} are free", advice=_ROOM)
 
 
 @contextlib.contextmanager
@@ -95,7 +96,9 @@ def disk_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _no_room(folder, needed_bytes, shutil.disk_usage(folder).free) from error
+            raise ModelError(
+                f"the disk of {folder} filled up: {needed_bytes} bytes are needed", advice=_ROOM
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             advice = "Set MLXCEL_NB_CACHE to a folder that you may write to."
             raise ModelError(f"{error.filename or folder}: {error.strerror}", advice=advice) from error
@@ -124,13 +127,6 @@ def _move(made: Path, target: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not target.is_dir():
             raise
     _sync(target.parent)
-
-
-def _no_room(folder: Path, needed: int, free: int) -> ModelError:
-    return ModelError(
-        f"not enough room in {folder}: {needed} bytes are needed, {free} are free",
-        advice="Free some space, or set MLXCEL_NB_CACHE to a folder on another disk.",
-    )
 
 
 def _sweep(target: Path) -> None:

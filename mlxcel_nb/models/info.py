@@ -116,7 +116,7 @@ def refuse_code(folder: Path, *, allow_code: bool = False) -> None:
     if not allow_code and (what := wanted_code(read_json(folder / "config.json"))):
         raise ModelError(
             f"the model in {folder} wants to run its own Python code ({what})",
-            advice="If you trust it, allow it with --allow-code.",
+            advice="Such models are refused; use one of an architecture that mlx-lm knows.",
         )
 
 

