@@ -1,0 +1,252 @@
+"""A notebook in Chromium, driven with keys and clicks; every wait is for a condition on the page.
+
+`Notebook.open` writes the cells to a file, opens it and waits for its kernel. Cells are called by name.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import Browser, Locator, Page, Playwright, WebSocket
+
+from tests.browser.lab import Lab
+from tests.waiting import until
+
+OPEN_S = 40.0
+CELL_S = 60.0
+
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox",  # root has none
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+KERNELSPEC = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+
+# Notes each text that one kind of output shows, with the time, as often as the page changes.
+RECORD = """([cell, selector, name]) => {
+  const states = window[name] = [];
+  const look = () => {
+    const shown = [...cell.querySelectorAll(selector)];
+    const text = shown.map(part => part.textContent).join("\\n");
+    if (shown.length && text !== states.at(-1)?.[1]) states.push([Date.now() / 1000, text]);
+  };
+  new MutationObserver(look).observe(cell, {childList: true, subtree: true, characterData: true});
+}"""
+
+
+@contextmanager
+def chromium_browser(playwright: Playwright, path: str) -> Iterator[Browser]:
+    browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_ARGUMENTS)
+    try:
+        yield browser
+    finally:
+        browser.close()
+
+
+@dataclass
+class Complaints:
+    """What a page of ours must never do: errors on its console, requests to other hosts."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page, lab: Lab) -> None:
+        page.on("console", lambda said: self._add(f"console: {said.text}") if said.type == "error" else None)
+        page.on("pageerror", lambda error: self._add(f"error: {error}"))
+        page.on("request", lambda asked: None if _ours(asked.url, lab) else self._add(f"request: {asked.url}"))
+
+    def _add(self, complaint: str) -> None:
+        self.seen.append(complaint)
+
+
+def _ours(url: str, lab: Lab) -> bool:
+    return url.startswith((lab.url, "data:", "blob:"))
+
+
+class Recording:
+    """The states that a part of a cell went through, each with the time in seconds since the epoch."""
+
+    def __init__(self, page: Page, name: str) -> None:
+        self._page, self._name = page, name
+
+    @property
+    def states(self) -> list[tuple[float, str]]:
+        return [(at, text) for at, text in self._page.evaluate("name => window[name]", self._name)]
+
+    @property
+    def growth(self) -> list[str]:
+        """The states that prolonged the one before."""
+        texts = ["", *(text for _, text in self.states)]
+        return [now for before, now in zip(texts, texts[1:], strict=False) if len(now) > len(before)]
+
+    def wait_for_growth(self, steps: int, timeout: float = CELL_S) -> None:
+        assert _until(self._page, lambda: len(self.growth) >= steps, timeout), (
+            f"waited {timeout:g} s for {steps} steps of growth, saw {len(self.growth)}: {self.states}"
+        )
+
+
+class Cell:
+    """One code cell."""
+
+    def __init__(self, page: Page, index: int, name: str) -> None:
+        self._page, self.name = page, name
+        self.root = page.locator(f'.jp-Notebook [data-windowed-list-index="{index}"]')
+
+    @property
+    def prompt(self) -> str:
+        return self.root.locator(".jp-InputPrompt").inner_text().strip()
+
+    @property
+    def text(self) -> str:
+        """What it printed."""
+        return "".join(self._texts('.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stdout"]'))
+
+    @property
+    def shown(self) -> str:
+        """Its HTML displays as a reader sees them."""
+        return "\n".join(self._texts(".jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown)"))
+
+    @property
+    def errors(self) -> list[str]:
+        """Tracebacks, and what was printed to standard error."""
+        return self._texts('[data-mime-type="application/vnd.jupyter.error"]') + self._texts(
+            '[data-mime-type="application/vnd.jupyter.stderr"]'
+        )
+
+    @property
+    def bars(self) -> Locator:
+        return self.root.locator('.jp-OutputArea [role="progressbar"]')
+
+    def _texts(self, selector: str) -> list[str]:
+        return [text or "" for text in self.root.locator(selector).all_text_contents()]
+
+    def record(self, selector: str) -> Recording:
+        """Follow a part of the outputs from now on."""
+        handle = self.root.element_handle(timeout=CELL_S * 1e3)
+        name = f"recording_{self.name}_{time.monotonic_ns()}"
+        self._page.evaluate(RECORD, [handle, selector, name])
+        return Recording(self._page, name)
+
+    def start(self) -> None:
+        """Run it with Ctrl-Enter; returns when the notebook has taken the order."""
+        self.root.locator(".cm-content").click()
+        self._page.keyboard.press("Control+Enter")
+        assert _until(self._page, lambda: self.prompt != "[ ]:", 10), f"cell {self.name} was not started"
+
+    def wait(self, timeout: float = CELL_S) -> None:
+        """Until the kernel is done with it."""
+        done = _until(self._page, lambda: self.prompt[1:-2].isdigit(), timeout)
+        assert done, f"cell {self.name} did not end within {timeout:g} s: {self.text!r} {self.shown!r} {self.errors}"
+
+    def run(self, timeout: float = CELL_S) -> Cell:
+        self.start()
+        self.wait(timeout)
+        return self
+
+    def ok(self, timeout: float = CELL_S) -> Cell:
+        """`run`, for a cell that has to succeed."""
+        self.run(timeout)
+        assert self.errors == []
+        return self
+
+
+class Notebook:
+    """An open notebook with a kernel that is ready."""
+
+    def __init__(self, page: Page, lab: Lab, path: Path, names: list[str]) -> None:
+        self.page, self.lab, self.path = page, lab, path
+        self._names = names
+
+    @classmethod
+    def open(cls, page: Page, lab: Lab, cells: Mapping[str, str] | Path) -> Notebook:
+        """Open a copy of a notebook, or a new one of named cells; those of a copy are called by their ids."""
+        if isinstance(cells, Path):
+            content = nbformat.read(cells, as_version=4)
+        else:
+            made = [new_code_cell(source, id=name) for name, source in cells.items()]
+            content = new_notebook(cells=made, metadata={"kernelspec": KERNELSPEC})
+        path = lab.notebooks / f"notebook-{time.monotonic_ns()}.ipynb"
+        nbformat.write(content, path)
+        notebook = cls(page, lab, path, [cell.id for cell in content.cells])
+        notebook.reopen()
+        return notebook
+
+    def __getitem__(self, name: str) -> Cell:
+        return Cell(self.page, self._names.index(name), name)
+
+    @property
+    def root(self) -> Locator:
+        return self.page.locator(".jp-Notebook")
+
+    def reopen(self) -> None:
+        """Load the saved file into a fresh workspace and wait for its kernel, which is a new one if there was none."""
+        self.page.goto(self.lab.page(self.path.name), timeout=OPEN_S * 1e3)
+        self.root.locator("[data-windowed-list-index]").first.wait_for(timeout=OPEN_S * 1e3)
+        assert _until(self.page, self._ready, OPEN_S), f"the kernel of {self.path.name} was not ready in {OPEN_S:g} s"
+
+    def _ready(self) -> bool:
+        """The indicator alone says idle before there is a kernel."""
+        if self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').count() == 0:
+            return False
+        kernels = [s["kernel"] for s in self.lab.api("GET", "sessions") if s["path"] == self.path.name]
+        return any(kernel["connections"] > 0 and kernel["execution_state"] == "idle" for kernel in kernels)
+
+    def interrupt(self) -> float:
+        """Press the square in the toolbar; returns when that was."""
+        button = self.page.locator('.jp-NotebookPanel-toolbar [data-jp-item-name="interrupt"] jp-button')
+        button.wait_for()
+        pressed = time.time()
+        button.click()
+        return pressed
+
+    def restart_kernel(self) -> None:
+        """Kernel menu, *Restart Kernel…*, and yes."""
+        self.page.locator(".lm-MenuBar-itemLabel", has_text="Kernel").click()
+        self.page.locator('.lm-Menu-item[data-command="kernelmenu:restart"]').click()
+        self.page.locator(".jp-Dialog .jp-mod-accept").click()
+
+    def save(self) -> dict[str, Any]:
+        """Save it as a user does; returns what then lies on the disk."""
+        before = self.path.stat().st_mtime_ns
+        self.root.press("Control+s")
+        saved = _until(self.page, lambda: self.path.stat().st_mtime_ns != before, 20)
+        assert saved, f"{self.path.name} was not saved"
+        content: dict[str, Any] = json.loads(self.path.read_text())
+        return content
+
+
+@contextmanager
+def counted_frames(page: Page) -> Iterator[list[tuple[float, int]]]:
+    """Time and size of each message the page receives over connections it opens from now on."""
+    frames: list[tuple[float, int]] = []
+
+    def follow(socket: WebSocket) -> None:
+        socket.on("framereceived", lambda data: frames.append((time.time(), len(data))))
+
+    page.on("websocket", follow)
+    yield frames
+    page.remove_listener("websocket", follow)
+
+
+def _until(page: Page, condition: Any, timeout: float) -> bool:
+    """`tests.waiting.until`, but the browser's events are handled between the looks."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        page.wait_for_timeout(20)  # the pace of the looks, not what is waited for
+    return True
+
+
+__all__ = ["Cell", "Complaints", "Notebook", "Recording", "chromium_browser", "counted_frames", "until"]
