@@ -7,9 +7,11 @@ import subprocess
 import sys
 from typing import Any
 
+from tests.conftest import REPO
+
 
 def fresh(code: str) -> Any:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, cwd=REPO)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -24,6 +24,7 @@ MACHINE = platform.machine()
 
 PRODUCTS = """
 import numpy as np, mlx.core as mx
+from tests.conftest import REPO
 rng = np.random.default_rng(0)
 worst = 0.0
 for m, n, k in [(1, 7, 5), (1, 300, 64), (5, 1, 9), (33, 65, 17), (1, 1, 1), (128, 128, 128)]:
@@ -47,7 +48,7 @@ for m, n, k in [(1, 7, 5), (1, 300, 64), (5, 1, 9), (33, 65, 17), (1, 1, 1), (12
 
 def fresh(code: str) -> Any:
     """What `code` prints last, as JSON, in a new interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, cwd=REPO)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -93,6 +94,13 @@ def test_a_host_without_openblas_is_told_what_to_install() -> None:
     assert seen[0]["name"] == "reference"
     assert "scipy-openblas32" in seen[0]["reason"]
     assert seen[1] == 8.0
+
+
+def test_idle_threads_sleep_and_the_environment_is_left_as_it_was() -> None:
+    assert fresh(
+        "import json, os\nfrom mlxcel_nb.models import blas\nbefore = dict(os.environ)\nblas.load_fast_blas(2)\n"
+        "print(json.dumps(dict(os.environ) == before))"
+    )
 
 
 def test_loading_the_blas_does_not_import_mlx() -> None:

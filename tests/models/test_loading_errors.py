@@ -16,6 +16,7 @@ from mlxcel_nb.models.loading import LoadProgress, load_part
 from mlxcel_nb.models.memory import MemoryRoom
 from mlxcel_nb.models.part import Part
 from mlxcel_nb.plan.part import whole
+from tests.conftest import REPO
 from tests.models.mesh import assert_equal, run_mesh
 from tests.tiny import CONFIG, make_tiny, random_weights, write_safetensors
 
@@ -156,7 +157,7 @@ try:
 except OutOfMemory as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, cwd=REPO)
     assert done.returncode == 0, done.stderr
     assert "out of memory loading layer" in done.stdout
     assert "the address-space limit" in done.stdout

@@ -12,6 +12,7 @@ import pytest
 
 from mlxcel_nb.models import memory
 from mlxcel_nb.models.memory import MemoryRoom, smallest, text
+from tests.conftest import REPO
 from tests.tiny import make_tiny
 
 
@@ -82,7 +83,7 @@ before = resident("VmRSS")
 part = load_part({str(folder)!r}, {part}, all_reduce=lambda x: x)
 print(json.dumps([before, resident("VmRSS"), resident("VmHWM"), part.planned_bytes]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, cwd=REPO)
     assert done.returncode == 0, done.stderr
     before, after, peak, planned = json.loads(done.stdout.splitlines()[-1])
     assert planned > 80e6
