@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from mlxcel_nb.models import blas
+from tests.conftest import REPO
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has Accelerate")
 
@@ -24,7 +25,6 @@ MACHINE = platform.machine()
 
 PRODUCTS = """
 import numpy as np, mlx.core as mx
-from tests.conftest import REPO
 rng = np.random.default_rng(0)
 worst = 0.0
 for m, n, k in [(1, 7, 5), (1, 300, 64), (5, 1, 9), (33, 65, 17), (1, 1, 1), (128, 128, 128)]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import REPO
+
 LAYOUTS: list[dict[str, int]] = [{}, {"tp": 2}, {"tp": 3}, {"pp": 2}, {"pp": 3}, {"pp": 4}]
 
 # A process of its own, which can put the fast BLAS under MLX; one thread a rank is enough for a few tokens.
@@ -21,7 +23,6 @@ from pathlib import Path
 from mlxcel_nb.models.tokenizer import load_tokenizer
 from tests.models.mesh import largest_difference, run_mesh
 from tests.models.test_loading_split import from_mlx_lm
-from tests.conftest import REPO
 folder, layouts = Path(sys.argv[1]), json.loads(sys.argv[2])
 tokenizer = load_tokenizer(folder)
 prompt = list(tokenizer.chat_prompt([{"role": "user", "content": "What is the capital of France?"}]))
