@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -91,30 +90,20 @@ def serve(about: dict[str, Any], run: Callable[[], dict[str, float]]) -> None:
         print(json.dumps(run()), flush=True)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A over B, for one figure.
-
-    Args:
-        a, b: medians of each side.
-        ratio: median of the ratios of the pairs; `low` and `high` are their extremes.
-    """
-
-    figure: str
-    a: float
-    b: float
-    ratio: float
-    low: float
-    high: float
-
-
-def compare(figure: str, pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> Comparison:
-    """`figure` of A against `figure` of B."""
-    a, b = [first[figure] for first, _ in pairs], [second[figure] for _, second in pairs]
-    ratios = [x / y for x, y in zip(a, b, strict=True)]
-    return Comparison(
-        figure, statistics.median(a), statistics.median(b), statistics.median(ratios), min(ratios), max(ratios)
-    )
+def compare(
+    figure: str, names: tuple[str, str], pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]
+) -> dict[str, Any]:
+    """One row: medians of `figure` under the sides' `names`, and median and range of the pairs' ratios."""
+    first, second = ([run[figure] for run in side] for side in zip(*pairs, strict=True))
+    ratios = [a / b for a, b in zip(first, second, strict=True)]
+    return {
+        "figure": figure,
+        names[0]: statistics.median(first),
+        names[1]: statistics.median(second),
+        "ratio": statistics.median(ratios),
+        "low": min(ratios),
+        "high": max(ratios),
+    }
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -7,7 +7,6 @@ part of the result.
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from benchmarks.harness import PAIRS, Side, compare
@@ -37,5 +36,5 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             "ours": ours.about,
             "mlx_lm": peer.about,
             "same_tokens": all(a["tokens"] == b["tokens"] for a, b in pairs),
-            "figures": [asdict(compare(figure, pairs)) for figure in ("prefill", "decode")],
+            "figures": [compare(figure, ("ours", "mlx_lm"), pairs) for figure in ("prefill", "decode")],
         }

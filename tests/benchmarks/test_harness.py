@@ -32,9 +32,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_ratio_is_taken_pair_by_pair() -> None:
     pairs = [({"speed": 10.0}, {"speed": 5.0}), ({"speed": 2.0}, {"speed": 1.0}), ({"speed": 9.0}, {"speed": 3.0})]
-    found = compare("speed", pairs)
-    assert (found.a, found.b) == (9.0, 3.0)
-    assert (found.ratio, found.low, found.high) == (2.0, 2.0, 3.0)
+    assert compare("speed", ("ours", "theirs"), pairs) == {
+        "figure": "speed",
+        "ours": 9.0,
+        "theirs": 3.0,
+        "ratio": 2.0,
+        "low": 2.0,
+        "high": 3.0,
+    }
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.75, 3), (0.99, 4), (1.0, 4), (0.0, 1)])
