@@ -10,30 +10,23 @@ import asyncio
 import contextlib
 import json
 import os
-import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from mlxcel_nb import errors
-from mlxcel_nb.client.report import (
-    ClusterStatus,
-    Completion,
-    LinkReport,
-    LoadProgress,
-    LoadReport,
-    NodeReport,
-    PartReport,
-)
+from mlxcel_nb.client import loading, status
+from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, closed_error, new_id
 from mlxcel_nb.client.stream import Stream
 from mlxcel_nb.cluster.layout import Layout, make_layout
 from mlxcel_nb.cluster.names import check_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
-from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError, PeerLost, StepTimeout
+from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError, PeerLost
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.params import SamplingParams
@@ -43,8 +36,6 @@ from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member
 from mlxcel_nb.util import times
 
 START_S = 60.0
-LOAD_STALL_S = 60.0
-"""Loading fails when no node reports progress for this long."""
 
 EXIT_NEWS_S = 1.0
 """How long an error waits for the news that a process has ended, to say so."""
@@ -95,7 +86,7 @@ class Cluster:
 
     def __repr__(self) -> str:
         state = "running" if self.running else "not running"
-        holds = f", {os.path.basename(self._model.model)} as {self._model.layout}" if self._model else ""
+        holds = f", {Path(self._model.model).name} as {self._model.layout}" if self._model else ""
         return f"<Cluster {self.name}: {self.n} engines, {state}{holds}>"
 
     # -- life -------------------------------------------------------------------------------------
@@ -155,8 +146,9 @@ class Cluster:
                 if launcher is not None:
                     launcher.stop()
 
-    def __enter__(self) -> Cluster:
-        return self.start()
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -227,15 +219,15 @@ class Cluster:
         started = time.monotonic()
         self._leader = order.members[0].node_id
         try:
-            loaded = self._load_parts(router, order, on_progress)
+            loaded = loading.load_parts(router, order, on_progress, self._explain)
             self._instance = order.instance
             warm_up = SamplingParams(max_tokens=1, ignore_eos=True)
             self._stream(GenerateOrder(id=new_id(), instance=order.instance, params=warm_up, token_ids=[0])).result()
         except BaseException:
-            self._drop_parts(router, order)
+            loading.drop_parts(router, [member.node_id for member in order.members], self.step_s)
             self._forget_model()
             raise
-        self._model = self._report(model, str(path), layout, order, loaded, time.monotonic() - started)
+        self._model = loading.report(model, order, loaded, time.monotonic() - started)
         return self._model
 
     def _order(self, router: Router, path: str, layout: Layout, dtype: str) -> LoadOrder:
@@ -253,80 +245,6 @@ class Cluster:
             members=tuple(Member(node_id=n.node_id, address=str(n.address)) for n in alive[: layout.size]),
             dtype=dtype,
             step_s=self.step_s,
-        )
-
-    def _load_parts(
-        self, router: Router, order: LoadOrder, on_progress: Callable[[LoadProgress], None] | None
-    ) -> dict[str, dict[str, Any]]:
-        """Send the order to every member and collect what each loaded."""
-        inbox: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
-        router.open_inbox(order.id, lambda node, message: inbox.put((node, message)))
-        waiting = {member.node_id for member in order.members}
-        doing = dict.fromkeys(waiting, "starting to load")
-        loaded: dict[str, dict[str, Any]] = {}
-        heard = time.monotonic()
-        try:
-            for node_id in sorted(waiting):
-                router.send(node_id, order.to_dict())
-            while waiting:
-                try:
-                    node, message = inbox.get(timeout=0.2)
-                except queue.Empty:
-                    if time.monotonic() - heard > LOAD_STALL_S:
-                        stuck = min(waiting)
-                        raise StepTimeout(
-                            f"no progress for {LOAD_STALL_S:g} s while {doing[stuck]}", node=stuck
-                        ) from None
-                    continue
-                heard = time.monotonic()
-                kind = message["type"]
-                if kind == "loaded":
-                    loaded[node] = message
-                    waiting.discard(node)
-                elif kind == "progress":
-                    doing[node] = f"loading {message['what']}"
-                    if on_progress is not None:
-                        on_progress(LoadProgress(
-                            node_id=node, what=message["what"],
-                            done_bytes=message["done_bytes"], total_bytes=message["total_bytes"],
-                        ))  # fmt: skip
-                elif kind == "lost" and node in doing:
-                    error = self._explain(errors.from_dict(message["error"]))
-                    raise type(error)(f"{error.cause} while {doing[node]}", node=node, advice=error.advice)
-                elif kind == "error":
-                    raise self._explain(errors.from_dict(message["error"]))
-        finally:
-            router.close_inbox(order.id)
-        return loaded
-
-    def _drop_parts(self, router: Router, order: LoadOrder) -> None:
-        """Make every member that is still there free again."""
-        for member in order.members:
-            if member.node_id in router.alive():
-                with contextlib.suppress(MlxcelError):
-                    router.ask(member.node_id, {"type": "unload"}, timeout=self.step_s)
-
-    @staticmethod
-    def _report(
-        model: str, path: str, layout: Layout, order: LoadOrder, loaded: dict[str, dict[str, Any]], load_s: float
-    ) -> LoadReport:
-        parts, warnings = [], []
-        for index, member in enumerate(order.members):
-            facts = loaded[member.node_id]
-            parts.append(PartReport(
-                node_id=member.node_id, stage=layout.stage_of(index), rank=layout.rank_of(index),
-                layers=layout.stages[layout.stage_of(index)],
-                planned_bytes=facts["planned_bytes"], resident_bytes=facts["resident_bytes"],
-            ))  # fmt: skip
-            warnings += facts["warnings"]
-        return LoadReport(
-            model=model,
-            path=path,
-            layout=layout.name,
-            dtype=loaded[order.members[0].node_id]["dtype"],
-            parts=tuple(parts),
-            load_s=load_s,
-            warnings=tuple(dict.fromkeys(warnings)),
         )
 
     def unload(self) -> None:
@@ -434,53 +352,17 @@ class Cluster:
         router = self._router
         if router is None:
             return ClusterStatus(name=self.name, router_id="", state="stopped", nodes=(), links=(), model=None)
-        nodes, links = [], []
-        for engine in self.nodes:
-            report, facts = self._node_report(router, engine)
-            nodes.append(report)
-            own = router.link_info(engine.node_id)
-            if own:
-                links.append(_link(router.node_id, engine.node_id, own))
-            links += [_link(engine.node_id, peer, info) for peer, info in facts.get("links", {}).items()]
-        seen: set[frozenset[str]] = set()
-        unique = [x for x in links if (pair := frozenset((x.source, x.target))) not in seen and not seen.add(pair)]  # type: ignore[func-returns-value]
+        nodes, links = status.gather(router, self.nodes, self._exits)
         return ClusterStatus(
             name=self.name,
             router_id=router.node_id,
             state="running",
-            nodes=tuple(nodes),
-            links=tuple(unique),
+            nodes=nodes,
+            links=links,
             model=self._model,
             last=self._last,
-            warnings=_version_warnings(nodes),
+            warnings=status.warnings(nodes, self._exits),
         )
-
-    def _node_report(self, router: Router, engine: EngineInfo) -> tuple[NodeReport, dict[str, Any]]:
-        node_id = engine.node_id
-        facts: dict[str, Any] = {}
-        if node_id in router.alive():
-            with contextlib.suppress(MlxcelError):
-                facts = router.ask(node_id, {"type": "status"}, timeout=2.0)["status"]
-        state, reason = router.state(node_id)
-        model = facts.get("model") or {}
-        report = NodeReport(
-            node_id=node_id,
-            state=state,
-            reason=self._exits.get(node_id, reason) or facts.get("error") or "",
-            address=str(engine.address),
-            host=facts.get("host", engine.host),
-            pid=engine.pid,
-            platform=facts.get("platform", ""),
-            activity=facts.get("activity", ""),
-            threads=facts.get("threads", self.threads),
-            blas=facts.get("blas", ""),
-            memory_bytes=facts.get("memory_bytes", 0),
-            versions=router.versions(node_id),
-            stage=model.get("stage"),
-            rank=model.get("rank"),
-            layers=tuple(model["layers"]) if model else None,
-        )
-        return report, facts
 
     # -- for await --------------------------------------------------------------------------------
 
@@ -490,8 +372,9 @@ class Cluster:
     async def astop(self) -> None:
         await asyncio.to_thread(self.stop)
 
-    async def __aenter__(self) -> Cluster:
-        return await self.astart()
+    async def __aenter__(self) -> Self:
+        await self.astart()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -524,26 +407,3 @@ class Cluster:
             raise
         assert stream.completion is not None
         return stream.completion
-
-
-def _link(source: str, target: str, info: dict[str, Any]) -> LinkReport:
-    return LinkReport(
-        source=source,
-        target=target,
-        cipher=str(info.get("cipher", "")),
-        transport=str(info.get("transport", "")),
-        rtt_s=info.get("rtt_s"),
-    )
-
-
-def _version_warnings(nodes: list[NodeReport]) -> tuple[str, ...]:
-    """One line per library whose version is not the same on every node that told its own."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for node in nodes:
-        for library, version in node.versions.items():
-            found.setdefault(library, {}).setdefault(version, []).append(node.node_id)
-    return tuple(
-        f"{library} differs: " + ", ".join(f"{version} on {' '.join(who)}" for version, who in sorted(by.items()))
-        for library, by in sorted(found.items())
-        if len(by) > 1
-    )

@@ -133,7 +133,7 @@ class Router:
         self._states = {node_id: self._states[node_id] for node_id in nodes}
 
     async def _dial(self, node_id: str, address: Address) -> None:
-        link = await dial(self._identity, self._secret.reveal(), address, expect_node_id=node_id)
+        link = await dial(self._identity, self._secret, address, expect_node_id=node_id)
         self._states[node_id] = ("alive", "")
         self._links[node_id] = ControlLink(
             link, on_message=self._on_message, on_stream=self._on_message, on_state=self._on_state

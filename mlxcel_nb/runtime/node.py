@@ -27,7 +27,7 @@ from mlxcel_nb.net.dial import dial
 from mlxcel_nb.net.hot import MAX_SPIN_S, HotLink
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.listener import Listener
-from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, field
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, failed_end, field
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.runtime.worker import Generate, Load, Outbox, Stop, Unload, Worker
 from mlxcel_nb.util import times
@@ -81,6 +81,7 @@ class Node:
                 stream=self._hop(self._stream),
                 to_leader=self._hop(self._tell_leader),
                 to_members=self._hop(self._tell_members),
+                died=self._hop(self._on_death),
             ),
             threads=config.threads,
         )
@@ -105,7 +106,7 @@ class Node:
 
     async def _start(self) -> Address:
         config = self.config
-        self._listener = Listener(self._identity(), [self._secret.reveal()], on_link=self._on_link)
+        self._listener = Listener(self._identity(), [self._secret], on_link=self._on_link)
         address = await self._listener.start(config.bind, config.port, config.port_range)
         if config.orphan_guard:
             self._spawn(self._guard())
@@ -174,6 +175,14 @@ class Node:
             del self._requests[message["id"]]
         request[1].send_stream(message)
 
+    def _on_death(self, error: dict[str, Any]) -> None:
+        """The MLX thread ended by itself: whoever waits for it hears so, and the other members lose this one."""
+        for request, (_, owner) in list(self._requests.items()):
+            del self._requests[request]
+            owner.send_stream(failed_end(request, error))
+        for link in list(self._witnesses.values()):
+            link.close("its MLX thread has ended")
+
     def _tell_leader(self, message: dict[str, Any]) -> None:
         if self._order is not None:
             self._tell_member(self._order.members[0].node_id, message)
@@ -226,11 +235,11 @@ class Node:
             self._refuse(link, message, error)
 
     def _refuse(self, link: ControlLink, message: dict[str, Any], error: MlxcelError) -> None:
-        reply = {"id": message.get("id"), "error": error.at(self.config.node_id).to_dict()}
+        details = error.at(self.config.node_id).to_dict()
         if message.get("type") == "generate":
-            link.send_stream({"type": "end", "seq": 0, "text": "", "tokens": [], "finish_reason": "error", **reply})
+            link.send_stream(failed_end(message.get("id"), details))
         else:
-            link.send({"type": "error", **reply})
+            link.send({"type": "error", "id": message.get("id"), "error": details})
 
     def _dispatch(self, link: ControlLink, message: dict[str, Any]) -> None:
         kind = message.get("type")
@@ -288,7 +297,7 @@ class Node:
         for kind in ("hot", "witness"):
             if me < other:
                 links.append(await dial(
-                    self._identity(), self._secret.reveal(), parse_address(peer.address), expect_node_id=peer.node_id,
+                    self._identity(), self._secret, parse_address(peer.address), expect_node_id=peer.node_id,
                     hello={"link": kind, "instance": order.instance},
                 ))  # fmt: skip
             else:
@@ -320,6 +329,8 @@ class Node:
     def _generate(self, link: ControlLink, order: GenerateOrder) -> None:
         if self._order is None or self._order.instance != order.instance:
             raise ClusterError("no such model is loaded", advice="Load one first.")
+        if self._worker.ended is not None:
+            raise self._worker.ended
         if len(self._requests) >= MAX_WAITING:
             raise Busy(f"{len(self._requests)} requests are waiting already", advice="Try again in a moment.")
         if order.id in self._requests:
@@ -352,7 +363,7 @@ class Node:
             "platform": f"{platform.system()} {platform.machine()}",
             "threads": config.threads,
             "blas": config.blas,
-            "activity": worker.activity if worker.alive else "stalled: its MLX thread has ended",
+            "activity": f"stalled: {worker.ended}" if worker.ended else worker.activity,
             "progress": worker.progress,
             "requests": len(self._requests),
             "memory_bytes": psutil.Process().memory_info().rss,

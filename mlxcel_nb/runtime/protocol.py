@@ -189,3 +189,16 @@ class Step:
             prefill=field(message, "prefill", bool),
             tokens=tuple(field(message, "tokens", list)),
         )
+
+
+def failed_end(request_id: Any, error: dict[str, Any]) -> dict[str, Any]:
+    """The one frame of an answer that never began, or whose maker died: it has no number."""
+    return {
+        "type": "end",
+        "id": request_id,
+        "seq": None,
+        "text": "",
+        "tokens": [],
+        "finish_reason": "error",
+        "error": error,
+    }

@@ -21,7 +21,7 @@ from mlxcel_nb import errors
 from mlxcel_nb.errors import MlxcelError, PeerAborted, PeerLost, StepTimeout, WireError
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.net.hot import HotLink, Interrupt
-from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Step
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Step, failed_end
 from mlxcel_nb.runtime.protocol import field as message_field
 from mlxcel_nb.util.log import get_logger
 
@@ -72,6 +72,7 @@ class Outbox:
     stream: Callable[[dict[str, Any]], None]
     to_leader: Callable[[dict[str, Any]], None]
     to_members: Callable[[dict[str, Any]], None]
+    died: Callable[[dict[str, Any]], None]
 
 
 class _Wake(Exception):
@@ -94,6 +95,7 @@ class Worker:
         self.instance: Any = None
         self.leader: Any = None
         self.broken: MlxcelError | None = None
+        self.ended: MlxcelError | None = None
         self.interrupt = Interrupt()
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._state = threading.Lock()
@@ -106,10 +108,6 @@ class Worker:
 
     def start(self) -> None:
         self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
 
     def post(self, command: Command) -> None:
         self._queue.put(command)
@@ -153,8 +151,8 @@ class Worker:
                 pass
         except BaseException as error:
             log.exception("the MLX thread ended")
-            self.broken = errors.wrap(error, self.node_id)
-            self.outbox.to_router({"type": "died", "error": self.broken.to_dict()})
+            self.ended = errors.wrap(error, self.node_id)
+            self.outbox.died(self.ended.to_dict())
         finally:
             self._drop()
 
@@ -230,11 +228,8 @@ class Worker:
 
     def _generate(self, command: Generate) -> None:
         if self.instance is None or self.instance.order.instance != command.order.instance:
-            self.outbox.stream({
-                "type": "end", "id": command.order.id, "seq": 0, "text": "", "tokens": [], "finish_reason": "error",
-                "error": errors.ClusterError("no such model is loaded", node=self.node_id,
-                                             advice="Load one first.").to_dict(),
-            })  # fmt: skip
+            error = errors.ClusterError("no such model is loaded", node=self.node_id, advice="Load one first.")
+            self.outbox.stream(failed_end(command.order.id, error.to_dict()))
             return
         self.leader.generate(command)
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -96,16 +96,14 @@ def nothing_left(cluster: Cluster) -> Iterator[Cluster]:
     finally:
         for node in cluster.nodes:
             if psutil.pid_exists(node.pid):
-                with_suppress_kill(node.pid, signal.SIGCONT)
+                kill_if_there(node.pid, signal.SIGCONT)
         cluster.stop()
     wait_until(lambda: not any(lives(pid) for pid in pids), deadline_s=10, what="every process to be gone")
 
 
-def with_suppress_kill(pid: int, how: int) -> None:
-    try:
+def kill_if_there(pid: int, how: int) -> None:
+    with suppress(ProcessLookupError):
         os.kill(pid, how)
-    except ProcessLookupError:
-        pass
 
 
 def lives(pid: int) -> bool:

@@ -91,7 +91,7 @@ def test_a_lost_engine_is_named_in_time(phase: str, how: int, layout: dict[str, 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=layout_id)
 def test_an_exception_in_a_layer_ends_the_request_and_no_more(layout: dict[str, int], smollm2: Path) -> None:
-    """Case 25, in prefill and in decode, then while loading: the first error and its node are shown, the next one works."""
+    """Case 25, in prefill, in decode, and while loading: the first error and its node are shown, the next one works."""
     ask = SamplingParams(max_tokens=12)
     with nothing_left(Cluster(2)) as cluster:
         cluster.load(str(smollm2), **layout)

@@ -26,7 +26,7 @@ PROMPTS = [
 REFERENCE = """
 import json, sys
 from mlxcel_nb.models.blas import load_fast_blas
-load_fast_blas(2)
+load_fast_blas(1)
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model, load_tokenizer

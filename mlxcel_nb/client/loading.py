@@ -1,0 +1,105 @@
+"""Splitting a model over nodes, from the router's side: orders out, progress in, a report or one error."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mlxcel_nb import errors
+from mlxcel_nb.client.report import LoadProgress, LoadReport, PartReport
+from mlxcel_nb.client.router import Router
+from mlxcel_nb.errors import MlxcelError, StepTimeout
+from mlxcel_nb.runtime.protocol import LoadOrder
+
+STALL_S = 60.0
+"""Loading fails when no node reports progress for this long."""
+
+POLL_S = 0.2
+
+Loaded = dict[str, dict[str, Any]]
+"""What each node said it loaded."""
+
+
+def load_parts(
+    router: Router,
+    order: LoadOrder,
+    on_progress: Callable[[LoadProgress], None] | None,
+    explain: Callable[[MlxcelError], MlxcelError],
+) -> Loaded:
+    """Send `order` to every member and wait until all have loaded.
+
+    Raises:
+        MlxcelError: the first thing that went wrong, with what that node was doing.
+    """
+    inbox: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+    router.open_inbox(order.id, lambda node, message: inbox.put((node, message)))
+    doing = dict.fromkeys((member.node_id for member in order.members), "starting to load")
+    loaded: Loaded = {}
+    heard = time.monotonic()
+    try:
+        for member in order.members:
+            router.send(member.node_id, order.to_dict())
+        while len(loaded) < len(doing):
+            try:
+                node, message = inbox.get(timeout=POLL_S)
+            except queue.Empty:
+                if time.monotonic() - heard > STALL_S:
+                    stuck = next(node for node in doing if node not in loaded)
+                    raise StepTimeout(f"no progress for {STALL_S:g} s while {doing[stuck]}", node=stuck) from None
+                continue
+            heard = time.monotonic()
+            kind = message["type"]
+            if kind == "loaded":
+                loaded[node] = message
+            elif kind == "progress":
+                doing[node] = f"loading {message['what']}"
+                if on_progress is not None:
+                    on_progress(LoadProgress(
+                        node_id=node, what=message["what"],
+                        done_bytes=message["done_bytes"], total_bytes=message["total_bytes"],
+                    ))  # fmt: skip
+            elif kind == "lost" and node in doing:
+                error = explain(errors.from_dict(message["error"]))
+                raise type(error)(f"{error.cause} while {doing[node]}", node=node, advice=error.advice)
+            elif kind == "error":
+                raise explain(errors.from_dict(message["error"]))
+    finally:
+        router.close_inbox(order.id)
+    return loaded
+
+
+def drop_parts(router: Router, nodes: list[str], timeout: float) -> None:
+    """Make the nodes among `nodes` that are still there free again."""
+    for node_id in nodes:
+        if node_id in router.alive():
+            with contextlib.suppress(MlxcelError):
+                router.ask(node_id, {"type": "unload"}, timeout=timeout)
+
+
+def report(model: str, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadReport:
+    """What the user sees of a finished load."""
+    layout = order.layout
+    parts = tuple(
+        PartReport(
+            node_id=member.node_id,
+            stage=layout.stage_of(index),
+            rank=layout.rank_of(index),
+            layers=layout.stages[layout.stage_of(index)],
+            planned_bytes=loaded[member.node_id]["planned_bytes"],
+            resident_bytes=loaded[member.node_id]["resident_bytes"],
+        )
+        for index, member in enumerate(order.members)
+    )
+    warnings = [warning for facts in loaded.values() for warning in facts["warnings"]]
+    return LoadReport(
+        model=model,
+        path=order.model,
+        layout=layout.name,
+        dtype=loaded[order.members[0].node_id]["dtype"],
+        parts=parts,
+        load_s=load_s,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
