@@ -1,4 +1,4 @@
-"""A real JupyterLab server with settings, kernels and clusters in scratch folders, and nothing of it left afterwards."""
+"""A real JupyterLab server: its settings, kernels and clusters are in scratch folders, and nothing of it is left."""
 
 from __future__ import annotations
 
@@ -70,21 +70,21 @@ class Lab:
 @contextmanager
 def jupyter_lab(scratch: Path, *, theme: str = "JupyterLab Light") -> Iterator[Lab]:
     """Start a server on a free port of the loopback; its kernels import this checkout."""
-    port_file = scratch / "jupyter_runtime"
-    lab_settings = scratch / "settings"
+    runtime = scratch / "jupyter_runtime"
+    settings = scratch / "settings"
     for folder in ("notebooks", "run", "ipython", "config/labconfig", "data", "jupyter_runtime"):
         (scratch / folder).mkdir(parents=True)
     (scratch / "config/labconfig/page_config.json").write_text(json.dumps(NO_NEWS))
-    (lab_settings / THEMES).parent.mkdir(parents=True)
-    (lab_settings / THEMES).write_text(json.dumps({"theme": theme}))
+    (settings / THEMES).parent.mkdir(parents=True)
+    (settings / THEMES).write_text(json.dumps({"theme": theme}))
     token = secrets.token_hex(16)
     environ = {
         **os.environ,
         "IPYTHONDIR": str(scratch / "ipython"),
         "JUPYTER_CONFIG_DIR": str(scratch / "config"),
         "JUPYTER_DATA_DIR": str(scratch / "data"),
-        "JUPYTER_RUNTIME_DIR": str(port_file),
-        "JUPYTERLAB_SETTINGS_DIR": str(lab_settings),
+        "JUPYTER_RUNTIME_DIR": str(runtime),
+        "JUPYTERLAB_SETTINGS_DIR": str(settings),
         "JUPYTER_TOKEN": token,
         "XDG_RUNTIME_DIR": str(scratch / "run"),
         "PYTHONPATH": str(REPO),
@@ -108,9 +108,9 @@ def jupyter_lab(scratch: Path, *, theme: str = "JupyterLab Light") -> Iterator[L
         )
     lab = Lab("", token, scratch)
     try:
-        assert until(lambda: server.poll() is not None or _answers(port_file, token), START_S), _tail(log)
+        assert until(lambda: server.poll() is not None or _answers(runtime, token), START_S), _tail(log)
         assert server.poll() is None, _tail(log)
-        yield Lab(_address(port_file), token, scratch)
+        yield Lab(_address(runtime), token, scratch)
     finally:
         started = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         assert server.stdin is not None

@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
-from playwright.sync_api import Browser, Locator, Page, Playwright, WebSocket
+from playwright.sync_api import Browser, Locator, Page, Playwright
 
 from tests.browser.lab import Lab
-from tests.waiting import until
 
 OPEN_S = 40.0
 CELL_S = 60.0
@@ -33,6 +32,10 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync",
 ]
 KERNELSPEC = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+
+PRINTED = '.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stdout"]'
+DISPLAYED = ".jp-OutputArea-output .jp-RenderedHTMLCommon, .jp-OutputArea-output.jp-RenderedHTMLCommon"
+FAILED = ".jp-OutputArea-output" + ':is([data-mime-type$="jupyter.error"], [data-mime-type$="jupyter.stderr"])'
 
 # Notes each text that one kind of output shows, with the time, as often as the page changes.
 RECORD = """([cell, selector, name]) => {
@@ -55,23 +58,25 @@ def chromium_browser(playwright: Playwright, path: str) -> Iterator[Browser]:
         browser.close()
 
 
-@dataclass
-class Complaints:
-    """What a page of ours must never do: errors on its console, requests to other hosts."""
+class Traffic:
+    """What a page is sent over its web sockets, and what it must never do: log an error, ask another host."""
 
-    seen: list[str] = field(default_factory=list)
+    def __init__(self, page: Page, lab: Lab) -> None:
+        self.frames: list[tuple[float, int]] = []
+        """Time and size of each message received."""
+        self.complaints: list[str] = []
+        ours = (lab.url, "data:", "blob:")
+        page.on("websocket", lambda socket: socket.on("framereceived", self._received))
+        page.on("console", lambda said: self._complain(said.type == "error", f"console: {said.text}"))
+        page.on("pageerror", lambda error: self._complain(True, f"error: {error}"))
+        page.on("request", lambda asked: self._complain(not asked.url.startswith(ours), f"request: {asked.url}"))
 
-    def watch(self, page: Page, lab: Lab) -> None:
-        page.on("console", lambda said: self._add(f"console: {said.text}") if said.type == "error" else None)
-        page.on("pageerror", lambda error: self._add(f"error: {error}"))
-        page.on("request", lambda asked: None if _ours(asked.url, lab) else self._add(f"request: {asked.url}"))
+    def _received(self, data: str | bytes) -> None:
+        self.frames.append((time.time(), len(data)))
 
-    def _add(self, complaint: str) -> None:
-        self.seen.append(complaint)
-
-
-def _ours(url: str, lab: Lab) -> bool:
-    return url.startswith((lab.url, "data:", "blob:"))
+    def _complain(self, wrong: bool, complaint: str) -> None:
+        if wrong:
+            self.complaints.append(complaint)
 
 
 class Recording:
@@ -85,13 +90,17 @@ class Recording:
         return [(at, text) for at, text in self._page.evaluate("name => window[name]", self._name)]
 
     @property
+    def texts(self) -> list[str]:
+        return [text for _, text in self.states]
+
+    @property
     def growth(self) -> list[str]:
         """The states that prolonged the one before."""
-        texts = ["", *(text for _, text in self.states)]
-        return [now for before, now in zip(texts, texts[1:], strict=False) if len(now) > len(before)]
+        texts = ["", *self.texts]
+        return [now for before, now in itertools.pairwise(texts) if len(now) > len(before)]
 
     def wait_for_growth(self, steps: int, timeout: float = CELL_S) -> None:
-        assert _until(self._page, lambda: len(self.growth) >= steps, timeout), (
+        assert until(self._page, lambda: len(self.growth) >= steps, timeout), (
             f"waited {timeout:g} s for {steps} steps of growth, saw {len(self.growth)}: {self.states}"
         )
 
@@ -108,21 +117,23 @@ class Cell:
         return self.root.locator(".jp-InputPrompt").inner_text().strip()
 
     @property
-    def text(self) -> str:
-        """What it printed."""
-        return "".join(self._texts('.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stdout"]'))
+    def has_run(self) -> bool:
+        return self.prompt[1:-2].isdigit()
 
     @property
-    def shown(self) -> str:
-        """Its HTML displays as a reader sees them."""
-        return "\n".join(self._texts(".jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown)"))
+    def text(self) -> str:
+        """What it printed."""
+        return "".join(self._texts(PRINTED))
+
+    @property
+    def shown(self) -> list[str]:
+        """Its displays as a reader sees them."""
+        return [part.inner_text() for part in self.root.locator(DISPLAYED).all()]
 
     @property
     def errors(self) -> list[str]:
         """Tracebacks, and what was printed to standard error."""
-        return self._texts('[data-mime-type="application/vnd.jupyter.error"]') + self._texts(
-            '[data-mime-type="application/vnd.jupyter.stderr"]'
-        )
+        return self._texts(FAILED)
 
     @property
     def bars(self) -> Locator:
@@ -142,11 +153,11 @@ class Cell:
         """Run it with Ctrl-Enter; returns when the notebook has taken the order."""
         self.root.locator(".cm-content").click()
         self._page.keyboard.press("Control+Enter")
-        assert _until(self._page, lambda: self.prompt != "[ ]:", 10), f"cell {self.name} was not started"
+        assert until(self._page, lambda: self.prompt != "[ ]:", 10), f"cell {self.name} was not started"
 
     def wait(self, timeout: float = CELL_S) -> None:
         """Until the kernel is done with it."""
-        done = _until(self._page, lambda: self.prompt[1:-2].isdigit(), timeout)
+        done = until(self._page, lambda: self.has_run, timeout)
         assert done, f"cell {self.name} did not end within {timeout:g} s: {self.text!r} {self.shown!r} {self.errors}"
 
     def run(self, timeout: float = CELL_S) -> Cell:
@@ -164,9 +175,9 @@ class Cell:
 class Notebook:
     """An open notebook with a kernel that is ready."""
 
-    def __init__(self, page: Page, lab: Lab, path: Path, names: list[str]) -> None:
+    def __init__(self, page: Page, lab: Lab, path: Path, content: nbformat.NotebookNode) -> None:
         self.page, self.lab, self.path = page, lab, path
-        self._names = names
+        self._cells = content.cells
 
     @classmethod
     def open(cls, page: Page, lab: Lab, cells: Mapping[str, str] | Path) -> Notebook:
@@ -178,12 +189,16 @@ class Notebook:
             content = new_notebook(cells=made, metadata={"kernelspec": KERNELSPEC})
         path = lab.notebooks / f"notebook-{time.monotonic_ns()}.ipynb"
         nbformat.write(content, path)
-        notebook = cls(page, lab, path, [cell.id for cell in content.cells])
+        notebook = cls(page, lab, path, content)
         notebook.reopen()
         return notebook
 
     def __getitem__(self, name: str) -> Cell:
-        return Cell(self.page, self._names.index(name), name)
+        return Cell(self.page, [cell.id for cell in self._cells].index(name), name)
+
+    @property
+    def code_cells(self) -> list[Cell]:
+        return [self[cell.id] for cell in self._cells if cell.cell_type == "code"]
 
     @property
     def root(self) -> Locator:
@@ -193,7 +208,7 @@ class Notebook:
         """Load the saved file into a fresh workspace and wait for its kernel, which is a new one if there was none."""
         self.page.goto(self.lab.page(self.path.name), timeout=OPEN_S * 1e3)
         self.root.locator("[data-windowed-list-index]").first.wait_for(timeout=OPEN_S * 1e3)
-        assert _until(self.page, self._ready, OPEN_S), f"the kernel of {self.path.name} was not ready in {OPEN_S:g} s"
+        assert until(self.page, self._ready, OPEN_S), f"the kernel of {self.path.name} was not ready in {OPEN_S:g} s"
 
     def _ready(self) -> bool:
         """The indicator alone says idle before there is a kernel."""
@@ -210,43 +225,34 @@ class Notebook:
         button.click()
         return pressed
 
+    def run_all(self) -> None:
+        """Run menu, *Run All Cells*."""
+        self._choose("Run", "runmenu:run-all")
+
     def restart_kernel(self) -> None:
         """Kernel menu, *Restart Kernel…*, and yes."""
-        self.page.locator(".lm-MenuBar-itemLabel", has_text="Kernel").click()
-        self.page.locator('.lm-Menu-item[data-command="kernelmenu:restart"]').click()
+        self._choose("Kernel", "kernelmenu:restart")
         self.page.locator(".jp-Dialog .jp-mod-accept").click()
+
+    def _choose(self, menu: str, command: str) -> None:
+        self.page.locator(".lm-MenuBar-itemLabel", has_text=menu).click()
+        self.page.locator(f'.lm-Menu-item[data-command="{command}"]').click()
 
     def save(self) -> dict[str, Any]:
         """Save it as a user does; returns what then lies on the disk."""
         before = self.path.stat().st_mtime_ns
         self.root.press("Control+s")
-        saved = _until(self.page, lambda: self.path.stat().st_mtime_ns != before, 20)
+        saved = until(self.page, lambda: self.path.stat().st_mtime_ns != before, 20)
         assert saved, f"{self.path.name} was not saved"
         content: dict[str, Any] = json.loads(self.path.read_text())
         return content
 
 
-@contextmanager
-def counted_frames(page: Page) -> Iterator[list[tuple[float, int]]]:
-    """Time and size of each message the page receives over connections it opens from now on."""
-    frames: list[tuple[float, int]] = []
-
-    def follow(socket: WebSocket) -> None:
-        socket.on("framereceived", lambda data: frames.append((time.time(), len(data))))
-
-    page.on("websocket", follow)
-    yield frames
-    page.remove_listener("websocket", follow)
-
-
-def _until(page: Page, condition: Any, timeout: float) -> bool:
-    """`tests.waiting.until`, but the browser's events are handled between the looks."""
+def until(page: Page, condition: Callable[[], Any], timeout: float) -> bool:
+    """Whether `condition` came true within `timeout` seconds; the browser's events are handled between the looks."""
     end = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > end:
             return False
         page.wait_for_timeout(20)  # the pace of the looks, not what is waited for
     return True
-
-
-__all__ = ["Cell", "Complaints", "Notebook", "Recording", "chromium_browser", "counted_frames", "until"]
