@@ -107,7 +107,7 @@ def load_part(
                 done += size
                 if progress is not None:
                     progress(LoadProgress(done, sum(sizes), block.what, block.layer))
-            if part.is_last:
+            if part.samples:
                 weights.compare_tied_head(reader)
     finally:
         mx.set_cache_limit(limit)

@@ -67,17 +67,18 @@ class LoadedPart:
             cache: from `make_cache`; moved on by L.
             on_layer: called with a layer's index once its output has been evaluated; what it raises leaves the
                 chunk half done, and the cache is then to be thrown away. None builds one lazy graph.
-            all_logits: the last stage gives the logits of every position, not of the last alone.
+            all_logits: the part that samples gives the logits of every position, not of the last alone.
 
         Returns:
-            Activations (1, L, D), or on the last stage logits (1, 1, V), or (1, L, V) with `all_logits`. Not evaluated.
+            Logits (1, 1, V), or (1, L, V) with `all_logits`, from the part that samples (rank 0 of the last stage);
+            activations (1, L, D) from all others. Not evaluated.
         """
         if not self.part.is_first:
             x = x.astype(getattr(mx, self.dtype))
         self.switches.on_layer = on_layer
         self.switches.all_logits = all_logits
         try:
-            if not self.part.is_last:
+            if not self.part.samples:
                 assert self.skeleton is not None
                 return self.skeleton.inner(x, cache=cache)
             logits = self.model(x, cache=cache)

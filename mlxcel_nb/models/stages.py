@@ -1,8 +1,8 @@
 """Pipeline surgery: a model of mlx-lm's made to run as one stage, without a line of its code changed.
 
 `layers` keeps its full length, so indices and masks stay true. Layers of other stages become pass-throughs that move
-their caches forward; the embedding hands on what the stage before sent; the final norm and the head are there only in
-the last stage. Everything here is for the MLX thread.
+their caches forward; the embedding hands on what the stage before sent; the final norm and the head are there only where
+sampling happens. Everything here is for the MLX thread.
 """
 
 from __future__ import annotations
@@ -105,16 +105,19 @@ def check_stages(skeleton: Skeleton | None, architecture: str, part: Part) -> No
 
 
 def prune(skeleton: Skeleton, part: Part) -> None:
-    """Drop what the stage does not hold, before any weight is read: layers, final norm, head, embedding."""
+    """Drop what the part does not hold, before any weight is read: layers, final norm, head, embedding.
+
+    The head, tied or not, is the largest weight of small models: only the rank that samples has it.
+    """
     layers = skeleton.layers
     for index, layer in enumerate(layers):
         if not part.holds(index):
             layers[index] = PassThrough(layer)
-    if not part.is_last:
+    if not part.samples:
         skeleton.inner[skeleton.norm_key] = Unchanged()
         for head in skeleton.heads:
             del skeleton.model[head]
-    if not (part.is_first or (part.is_last and skeleton.tied)):
+    if not (part.is_first or (part.samples and skeleton.tied)):
         skeleton.inner[skeleton.embedding_key] = Unchanged()
 
 
@@ -131,9 +134,9 @@ def join(skeleton: Skeleton, part: Part, switches: Switches) -> None:
     layers = skeleton.layers
     for index in range(*part.layers):
         layers[index] = Watched(layers[index], index, switches)
-    if part.is_last:
+    if part.samples:
         skeleton.inner[skeleton.norm_key] = LastPosition(skeleton.inner[skeleton.norm_key], switches)
-    if not part.is_first and skeleton.tied and part.is_last:
+    if not part.is_first and skeleton.tied and part.samples:
         skeleton.inner[skeleton.embedding_key] = Received(skeleton.inner[skeleton.embedding_key])
 
 
@@ -175,7 +178,7 @@ class Watched(StandIn):
 
 
 class Unchanged(nn.Module):
-    """An embedding that is given activations instead of ids, or a norm that belongs to the last stage."""
+    """An embedding that is given activations instead of ids, or a norm where no logits are made."""
 
     def __call__(self, x: Any) -> Any:
         return x

@@ -73,8 +73,8 @@ def _is_held(name: str, part: Part, *, tied: bool) -> bool:
     if match := _LAYER.search(name):
         return part.holds(int(match[1])) and "rotary_emb.inv_freq" not in name
     if "embed" in name or "wte" in name:
-        return part.is_first or (part.is_last and tied)
-    return part.is_last and not (tied and name.startswith("lm_head."))
+        return part.is_first or (part.samples and tied)
+    return part.samples and not (tied and name.startswith("lm_head."))
 
 
 def _bytes(

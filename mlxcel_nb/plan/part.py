@@ -48,6 +48,11 @@ class Part:
     def is_last(self) -> bool:
         return self.stage == self.n_stages - 1
 
+    @property
+    def samples(self) -> bool:
+        """Makes logits: rank 0 of the last stage, and only it, for sampling happens in one place."""
+        return self.is_last and self.tp_rank == 0
+
     def holds(self, layer: int) -> bool:
         return self.layers[0] <= layer < self.layers[1]
 

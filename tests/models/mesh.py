@@ -37,13 +37,21 @@ class Sum:
 
         return all_reduce
 
+    def share(self, index: int, value: Any) -> Any:
+        """Rank 0's value, on every rank: it alone has logits."""
+        self._parts[index] = value
+        self._barrier.wait()
+        first = self._parts[0]
+        self._barrier.wait()
+        return first
+
     def abort(self) -> None:
         self._barrier.abort()
 
 
 @dataclass
 class Run:
-    """What one rank saw: logits of every position of the prompt, greedy tokens, its parts and its caches' offsets."""
+    """Logits of every position of the prompt, of each step, and greedy tokens, with one rank's parts and caches."""
 
     prompt_logits: Any = None
     step_logits: list[Any] = field(default_factory=list)
@@ -115,7 +123,7 @@ def _run_rank(
         x = mx.array([ids])
         for part, cache in zip(parts, caches, strict=True):
             x = part.forward(x, cache, all_logits=all_logits)
-        return np.array(x.astype(mx.float32))[0]
+        return reduce.share(rank, np.array(x.astype(mx.float32))[0])
 
     logits = [through(prompt[at : at + chunk], all_logits=True) for at in range(0, len(prompt), chunk)]
     run.prompt_logits = np.concatenate(logits)

@@ -105,9 +105,10 @@ def test_every_rank_holds_only_its_share(tiny: Any) -> None:
     table = 257 * 64 * 4
     layer = (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 192) * 4 // 4
     norms = 2 * 64 * 4
-    for run in runs:
+    for rank, run in enumerate(runs):
         assert run.resident == run.planned
-        assert run.planned == [table + 3 * (layer + norms), table + 2 * (layer + norms) + 64 * 4]
+        head = 0 if rank else table + 64 * 4  # where sampling happens
+        assert run.planned == [table + 3 * (layer + norms), head + 2 * (layer + norms)]
 
 
 def test_each_query_head_reads_its_own_kv_head(tmp_path: Path) -> None:
@@ -160,6 +161,12 @@ def test_the_last_stage_gives_one_position_unless_asked(tiny: Any) -> None:
     assert every.shape == (1, 40, 257)
     assert last.shape == (1, 1, 257)
     assert mx.allclose(every[:, -1:], last, atol=1e-5).item()
+
+
+def test_ranks_that_do_not_sample_give_activations_and_make_no_logits(tiny: Any) -> None:
+    part = load_part(tiny("untied"), Part((0, 5), 5, 0, 1, 1, 2), all_reduce=lambda x: x)
+    assert part.forward(mx.array([PROMPT]), part.make_cache()).shape == (1, 40, 64)
+    assert "lm_head" not in part.model
 
 
 def test_an_architecture_that_is_not_tested_in_stages_is_refused_by_name(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_a_pruned_stage_wants_the_weights_of_its_own_layers_alone() -> None:
     assert wanted(Part((2, 4), 5, 1, 3), tied=True) == {"model.layers.2", "model.layers.3"}
     assert wanted(Part((4, 5), 5, 2, 3), tied=True) == {table, "model.layers.4", norm}
     assert wanted(Part((4, 5), 5, 2, 3), tied=False) == {"model.layers.4", norm, head}
+    assert wanted(Part((4, 5), 5, 2, 3, 1, 2), tied=True) == {"model.layers.4"}
     assert len(wanted(whole(5), tied=False)) == 8
 
 

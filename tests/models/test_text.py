@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_nb.models.text import Detokenizer, StopStrings
+from mlxcel_nb.models.tokenizer import load_tokenizer
 
 FAMILY = "🙂 汉字 é 👩‍👩‍👧"
 
@@ -137,3 +139,14 @@ def test_the_result_does_not_depend_on_where_deltas_end(text: str, stops: list[s
     if matched is None:
         assert shown + "" == expected[0][: len(shown)]
         assert not any(stop in text for stop in stops)
+
+
+def test_the_real_tokenizer_s_ids_one_by_one_join_to_the_whole(smollm2: Path) -> None:
+    tokenizer = load_tokenizer(smollm2)
+    text = f"{FAMILY} 12345  tabs\tand\n\nlines, naïve café"
+    ids = list(tokenizer.encode(text))
+    found = deltas(ids, tokenizer)
+    assert "".join(found) == tokenizer.decode(ids) == text
+    assert not any("\ufffd" in delta for delta in found)
+    for cut_at in range(len(ids)):
+        assert "".join(deltas(ids[:cut_at], tokenizer)) == tokenizer.decode(ids[:cut_at])
