@@ -89,8 +89,10 @@ def strike(cluster: Cluster, node_id: str, how: int) -> None:
 @contextmanager
 def nothing_left(cluster: Cluster) -> Iterator[Cluster]:
     """A started cluster whose every process is gone after it has been stopped."""
+    before = children()
     cluster.start()
-    pids = [node.pid for node in cluster.nodes] + [child.pid for child in psutil.Process().children(recursive=True)]
+    pids = children() - before
+    assert {node.pid for node in cluster.nodes} <= pids
     try:
         yield cluster
     finally:
@@ -99,6 +101,11 @@ def nothing_left(cluster: Cluster) -> Iterator[Cluster]:
                 kill_if_there(node.pid, signal.SIGCONT)
         cluster.stop()
     wait_until(lambda: not any(lives(pid) for pid in pids), deadline_s=10, what="every process to be gone")
+
+
+def children() -> set[int]:
+    """Every process below this one."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def kill_if_there(pid: int, how: int) -> None:

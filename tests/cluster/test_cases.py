@@ -21,6 +21,7 @@ import pytest
 from mlxcel_nb.client import cluster as cluster_module
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.errors import ClusterError, MlxcelError, ModelError, NodeFailed, OutOfMemory, RequestError
+from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.store import resolve
 from tests.cluster.harness import nothing_left, on_engine, pid_of, raise_in_forward, wait_until
@@ -53,7 +54,7 @@ def loaded(request: pytest.FixtureRequest, engines: Cluster, tiny: str) -> Itera
 
 def record_steps() -> None:
     """On an engine: keep the ids of every decode step from now on."""
-    import mlxcel_nb.runtime.execution as execution
+    from mlxcel_nb.runtime import execution
 
     run = execution.Execution.run
     execution.seen = []  # type: ignore[attr-defined]
@@ -67,7 +68,7 @@ def record_steps() -> None:
 
 
 def recorded_steps() -> list[tuple[int, int, tuple[int, ...]]]:
-    import mlxcel_nb.runtime.execution as execution
+    from mlxcel_nb.runtime import execution
 
     return list(execution.seen)  # type: ignore[attr-defined]
 
@@ -166,8 +167,9 @@ def test_ready_is_said_only_after_a_token(engines: Cluster, tiny: str) -> None:
 
 def break_next_part() -> None:
     """On an engine: the next part that is loaded raises at its first step."""
-    import mlxcel_nb.runtime.loading as loading
+    import importlib
 
+    loading: Any = importlib.import_module("mlxcel_nb.runtime.loading")
     load_part = loading.load_part
 
     def broken(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +208,7 @@ def test_a_file_broken_on_a_node_is_named_with_the_node(
 ) -> None:
     """Case 44: the files went bad after the notebook looked at them."""
     folder = make_tiny(tmp_path / "tiny")
-    path, info = resolve(str(folder)), cluster_module.model_info(folder)
+    path, info = resolve(str(folder)), model_info(folder)
     monkeypatch.setattr(cluster_module, "resolve", lambda _model: path)
     monkeypatch.setattr(cluster_module, "model_info", lambda _path: info)
     weights = folder / "model.safetensors"
@@ -224,7 +226,7 @@ def end_mlx_thread() -> None:
 
     from mlxcel_nb.runtime.node import Node
 
-    worker = next(o for o in gc.get_objects() if isinstance(o, Node))._worker
+    worker: Any = next(o for o in gc.get_objects() if isinstance(o, Node))._worker
 
     def leave(_command: Any) -> None:
         raise SystemError("the thread is gone")
