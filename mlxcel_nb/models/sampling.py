@@ -17,6 +17,9 @@ import mlx.core as mx
 from mlxcel_nb.errors import ModelError
 from mlxcel_nb.models.params import SamplingParams
 
+NUCLEUS = 1024
+"""Tokens a nucleus is looked for in before the whole vocabulary is sorted."""
+
 
 class Sampled(NamedTuple):
     """A token and its log-probability under the model, before penalty, temperature and cuts."""
@@ -77,14 +80,28 @@ class Sampler:
             ids = mx.argpartition(-scores, params.top_k - 1)[: params.top_k]
             scores = scores[ids]
         if params.top_p < 1:
-            order = mx.argsort(-scores)
-            scores = scores[order]
+            order, mass_above = _by_likelihood(scores, params.top_p)
+            scores = mx.where(mass_above < params.top_p, scores[order], -mx.inf)
             ids = order if ids is None else ids[order]
-            probabilities = mx.softmax(scores)
-            mass_above = mx.cumsum(probabilities, inclusive=False)
-            scores = mx.where(mass_above < params.top_p, scores, -mx.inf)
         if params.min_p > 0:
             scores = mx.where(scores >= scores.max() + math.log(params.min_p), scores, -mx.inf)
         self._key, key = mx.random.split(self._key)
         choice = mx.random.categorical(scores, key=key)
         return choice if ids is None else ids[choice]
+
+
+def _by_likelihood(scores: mx.array, mass: float) -> tuple[mx.array, mx.array]:
+    """Indices of the likeliest tokens, most likely first, and the probability above each; they hold `mass` at least.
+
+    Sorting a vocabulary costs as much as a small model's step on a CPU, and a nucleus is rarely large: so the
+    first few are found without sorting the rest, and all are sorted only when these do not hold enough.
+    """
+    total = mx.logsumexp(scores)
+    order: mx.array | None = None
+    if scores.size > 4 * NUCLEUS:
+        likely = mx.argpartition(-scores, NUCLEUS - 1)[:NUCLEUS]
+        if mx.exp(mx.logsumexp(scores[likely]) - total).item() >= mass:
+            order = likely[mx.argsort(-scores[likely])]
+    if order is None:
+        order = mx.argsort(-scores)
+    return order, mx.cumsum(mx.exp(scores[order] - total), inclusive=False)

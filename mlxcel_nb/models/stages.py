@@ -1,8 +1,8 @@
 """Pipeline surgery: a model of mlx-lm's made to run as one stage, without a line of its code changed.
 
 `layers` keeps its full length, so indices and masks stay true. Layers of other stages become pass-throughs that move
-their caches forward; the embedding hands on what the stage before sent; the final norm and the head are there only where
-sampling happens. Everything here is for the MLX thread.
+their caches forward; the embedding hands on what the stage before sent; the final norm and the head are there only
+where sampling happens. Everything here is for the MLX thread.
 """
 
 from __future__ import annotations

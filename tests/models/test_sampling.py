@@ -11,7 +11,7 @@ import pytest
 
 from mlxcel_nb.errors import ModelError
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.models.sampling import Sampler
+from mlxcel_nb.models.sampling import Sampler, _by_likelihood
 
 LOGITS = mx.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0, 1.5, -0.5])
 
@@ -89,6 +89,21 @@ def test_top_p_counts_the_mass_that_top_k_left() -> None:
     logits = mx.array([3.0, 3.0, 2.9, 2.9])
     assert len(set(draw(100, logits, seed=1, top_k=2, top_p=0.5))) == 1
     assert set(draw(100, logits, seed=1, top_k=2, top_p=0.51)) == {0, 1}
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 6.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95])
+def test_a_nucleus_of_a_large_vocabulary_is_the_one_a_full_sort_gives(spread: float, top_p: float) -> None:
+    logits = mx.random.normal((20_000,), key=mx.random.key(1)) * spread
+    order, above = _by_likelihood(logits, top_p)
+    found = np.array(order)[np.array(above) < top_p]
+    values = np.array(logits, np.float64)
+    expected = np.argsort(-values, kind="stable")
+    probabilities = np.exp(values[expected]) / np.exp(values).sum()
+    exact = expected[np.cumsum(probabilities) - probabilities < top_p]
+    assert abs(len(found) - len(exact)) <= max(1, len(exact) // 1000)  # float32 sums
+    shared = min(len(found), len(exact))
+    assert np.array_equal(values[found[:shared]], values[exact[:shared]])
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_recent_tokens_alone() -> None:
