@@ -7,7 +7,7 @@ from typing import Any
 
 project = "mlxcel_nb"
 author = "the mlxcel_nb authors"
-copyright = "2025, the mlxcel_nb authors"  # noqa: A001 - the name Sphinx reads
+copyright = "2026, the mlxcel_nb authors"  # noqa: A001 - the name Sphinx reads
 release = version = metadata.version("mlxcel_nb")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

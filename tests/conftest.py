@@ -1,7 +1,7 @@
 """What every test shares: the user's Jupyter stays out of it, hypothesis repeats itself, and slow things are marked.
 
-Tests under tests/cluster and tests/browser, and the notebooks, start engines, kernels or a browser. They carry the
-marker `cluster` by themselves, so that `make test` can give them the machine to themselves.
+Tests under tests/cluster, tests/browser and tests/security, and the notebooks, start engines, kernels or a browser.
+They carry the marker `cluster` by themselves, so that `make test` can give them the machine to themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ for _variable in ("MLXCEL_CLUSTER_SECRET", "MLXCEL_CLUSTER_SECRET_FILE", "MLXCEL
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         path = item.path
-        if path.suffix == ".ipynb" or {"cluster", "browser"} & set(path.relative_to(REPO).parts):
+        if path.suffix == ".ipynb" or {"cluster", "browser", "security"} & set(path.relative_to(REPO).parts):
             item.add_marker(pytest.mark.cluster)
 
 
