@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME [--json] [--quick]`: see docs/benchmarks.md for what each name measures."""
+"""`python -m benchmarks NAME [--json | --markdown] [--quick]`: see docs/benchmarks.md for what each name measures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure against peers and goals.")
     parser.add_argument("name", choices=(*NAMES, "all"))
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
+    parser.add_argument("--markdown", action="store_true", help="tables as docs/benchmarks.md has them")
     parser.add_argument("--quick", action="store_true", help="smaller inputs: to see that it runs, not to quote")
     arguments = parser.parse_args()
     names = NAMES if arguments.name == "all" else (arguments.name,)
@@ -24,7 +25,9 @@ def main() -> int:
     for name in names:
         result = importlib.import_module(f"benchmarks.{name}").run(arguments)
         report[name] = result
-        if not arguments.json:
+        if arguments.markdown:
+            print("\n".join(table(name, result)), flush=True)
+        elif not arguments.json:
             show(name, result)
     if arguments.json:
         print(json.dumps(report))
@@ -42,6 +45,27 @@ def show(name: str, result: dict[str, Any]) -> None:
     for row in result["figures"]:
         cells = (f"{key} {value:.4g}" if isinstance(value, float) else f"{value}" for key, value in row.items())
         print("  " + "  ".join(cells))
+
+
+def table(name: str, result: dict[str, Any]) -> list[str]:
+    """The same as lines of Markdown."""
+    rows = result["figures"]
+    head = list(rows[0])
+    return [
+        f"### `python -m benchmarks {name}`",
+        "",
+        f"{result['what'][0].upper()}{result['what'][1:]}.",
+        "",
+        "| " + " | ".join(key.replace("_", " ") for key in head) + " |",
+        "|" + "---|" * len(head),
+        *(
+            "| "
+            + " | ".join(f"{row[key]:.3g}" if isinstance(row[key], float) else f"{row[key]}" for key in head)
+            + " |"
+            for row in rows
+        ),
+        "",
+    ]
 
 
 sys.exit(main())
