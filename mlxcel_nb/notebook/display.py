@@ -19,6 +19,10 @@ FG = "color:var(--jp-ui-font-color1,inherit)"
 DIM = "color:var(--jp-ui-font-color2,#66707a)"
 LINE = "1px solid var(--jp-border-color2,#d9dee3)"
 TABULAR = "font-variant-numeric:tabular-nums"
+INDENT = "padding-left:calc(var(--jp-code-padding,5px) + 2px)"
+"""Puts what is shown flush with the code above it and the text a cell prints."""
+LONG = 24
+"""Characters; a cell of a table that has more may wrap, names and states never do."""
 
 STATES = {
     "alive": ("●", "var(--jp-success-color1,#00795c)"),
@@ -92,13 +96,19 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[object]
     lines += notes
 
     cell = f"padding:3px 14px 3px 0;border-bottom:{LINE}"
+    whole = ";white-space:nowrap"
     align = [f"text-align:{'right' if column.number else 'left'};{cell}" for column in columns]
     head = "".join(
         f'<th scope="col" style="{a};font-weight:500;{DIM}">{html.escape(c.title)}</th>'
         for a, c in zip(align, columns, strict=True)
     )
     body = "".join(
-        "<tr>" + "".join(f'<td style="{a}">{_html(cell)}</td>' for a, cell in zip(align, row, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(
+            f'<td style="{a}{whole if len(_text(cell)) <= LONG else ""}">{_html(cell)}</td>'
+            for a, cell in zip(align, row, strict=True)
+        )
+        + "</tr>"
         for row in rows
     )
     parts = [f'<div style="font-weight:600">{html.escape(title)}</div>'] if title else []
@@ -126,8 +136,9 @@ def progress(title: str, done: float, total: float, detail: str = "", *, finishe
     share = 1.0 if finished else min(max(done / total, 0.0), 1.0) if total > 0 else 0.0
     percent = f"{share:.0%}" if total > 0 else "done" if finished else "..."
     words = f"{title} {percent}{'  ' + detail if detail else ''}"
+    known = f'aria-valuenow="{share * 100:.0f}" ' if finished or total > 0 else ""
     bar = (
-        f'<div role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{share * 100:.0f}" '
+        f'<div role="progressbar" aria-label="{html.escape(title)}" aria-valuemin="0" aria-valuemax="100" {known}'
         f'style="width:260px;height:6px;border-radius:3px;background:var(--jp-layout-color3,#d9dee3);margin:4px 0">'
         f'<div style="width:{share * 100:.1f}%;height:6px;border-radius:3px;background:var(--jp-brand-color1,#0067a6)">'
         "</div></div>"
@@ -141,13 +152,18 @@ def bytes_text(count: float | None) -> str | None:
         return None
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
-            return f"{count / size:.3g} {unit}"
+            return f"{figure(count / size)} {unit}"
     return f"{count:.0f} B"
 
 
 def ms_text(seconds: float | None) -> str | None:
-    """A round trip in milliseconds, three digits."""
-    return None if seconds is None else f"{seconds * 1e3:.3g} ms"
+    """A round trip in milliseconds, to the microsecond, so that a column of them lines up."""
+    return None if seconds is None else f"{seconds * 1e3:.3f} ms"
+
+
+def figure(value: float) -> str:
+    """A number with three digits that count, and never an exponent: 0.213, 21.3, 2130."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def printable(text: str) -> str:
@@ -169,7 +185,7 @@ def _picture(char: str) -> str:
 
 
 def _box(inner: str) -> str:
-    return f'<div style="{FONT};margin:2px 0 8px">{inner}</div>'
+    return f'<div style="{FONT};{INDENT};margin:2px 0 8px">{inner}</div>'
 
 
 def _text(cell: object) -> str:

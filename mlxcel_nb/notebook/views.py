@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxcel_nb.client.report import ClusterStatus, Completion, LinkReport, LoadReport, NodeReport
-from mlxcel_nb.notebook.display import RUN_MIME, Column, State, View, bytes_text, ms_text, note, stack, table
+from mlxcel_nb.notebook.display import RUN_MIME, Column, State, View, bytes_text, figure, ms_text, note, stack, table
 
 
 def status_view(status: ClusterStatus) -> View:
@@ -110,7 +110,7 @@ def run_text(completion: Completion) -> str:
     count, timings = completion.generation_tokens, completion.timings
     parts = [f"{count} token{'' if count == 1 else 's'}"]
     if timings.tokens_per_s:
-        parts.append(f"{timings.tokens_per_s:.3g} tokens/s")
+        parts.append(f"{figure(timings.tokens_per_s)} tokens/s")
     if timings.ttft_s is not None:
         parts.append(f"first token {timings.ttft_s:.2f} s")
     return " · ".join([*parts, *filter(None, [completion.layout]), completion.finish_reason])

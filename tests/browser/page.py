@@ -234,6 +234,11 @@ class Notebook:
         self._choose("Kernel", "kernelmenu:restart")
         self.page.locator(".jp-Dialog .jp-mod-accept").click()
 
+    def hide_side_bar(self) -> None:
+        """Give the notebook the whole width."""
+        self.page.keyboard.press("Control+b")
+        self.page.locator("#jp-left-stack").wait_for(state="hidden")
+
     def _choose(self, menu: str, command: str) -> None:
         self.page.locator(".lm-MenuBar-itemLabel", has_text=menu).click()
         self.page.locator(f'.lm-Menu-item[data-command="{command}"]').click()

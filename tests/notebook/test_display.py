@@ -16,7 +16,7 @@ from mlxcel_nb.client.report import (
     PartReport,
     Timings,
 )
-from mlxcel_nb.notebook.display import RUN_MIME, Column, State, View, bytes_text, printable, progress, table
+from mlxcel_nb.notebook.display import RUN_MIME, Column, State, View, bytes_text, figure, printable, progress, table
 from mlxcel_nb.notebook.views import footer, layers_text, load_view, node_view, status_view
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
@@ -91,6 +91,22 @@ def test_every_string_is_escaped() -> None:
 def test_colours_have_a_fallback_outside_jupyterlab() -> None:
     for view in VIEWS:
         assert all("," in use for use in re.findall(r"var\([^)]*\)", view.html))
+
+
+def test_names_and_states_stay_on_one_line_and_long_words_may_wrap() -> None:
+    shown = table("", [Column("node")], [["engine-0"], ["OpenBLAS 0.3.34.481.3 (SkylakeX)"]]).html
+    short, long = re.findall(r'<td style="([^"]*)"', shown)
+    assert "nowrap" in short and "nowrap" not in long
+
+
+def test_a_bar_says_what_it_measures_and_no_figure_it_does_not_know() -> None:
+    assert 'aria-label="Loading m"' in progress("Loading m", 1, 2).html
+    assert 'aria-valuenow="50"' in progress("Loading m", 1, 2).html
+    assert "aria-valuenow" not in progress("Loading m", 0, 0).html
+
+
+def test_figures_have_three_digits_and_no_exponent() -> None:
+    assert [figure(x) for x in (0.2134, 21.34, 999.6, 2130.4)] == ["0.213", "21.3", "1000", "2130"]
 
 
 def test_a_status_says_who_holds_what_by_which_link_and_how_fast() -> None:
