@@ -100,7 +100,8 @@ def _by_likelihood(scores: mx.array, mass: float) -> tuple[mx.array, mx.array]:
     order: mx.array | None = None
     if scores.size > 4 * NUCLEUS:
         likely = mx.argpartition(-scores, NUCLEUS - 1)[:NUCLEUS]
-        if mx.exp(mx.logsumexp(scores[likely]) - total).item() >= mass:
+        held: Any = mx.exp(mx.logsumexp(scores[likely]) - total).item()
+        if held >= mass:
             order = likely[mx.argsort(-scores[likely])]
     if order is None:
         order = mx.argsort(-scores)
