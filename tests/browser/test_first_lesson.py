@@ -19,7 +19,7 @@ def test_the_lesson_runs_from_top_to_bottom_and_reads_the_same_when_it_is_opened
     nb = Notebook.open(page, lab, LESSON)
     extension, start, load, ask, chat, status, stop, python = nb.code_cells
     starting, loading = start.record(DISPLAYED), load.record(DISPLAYED)
-    answers = [cell.record(PRINTED) for cell in (ask, chat)]
+    answer = chat.record(PRINTED)
     nb.run_all()
     python.wait(90)
     assert [cell.errors for cell in nb.code_cells] == [[]] * 8
@@ -30,8 +30,8 @@ def test_the_lesson_runs_from_top_to_bottom_and_reads_the_same_when_it_is_opened
     assert "smollm2-135m is ready after" in loading.texts[-1]
     assert load.bars.count() == 0
     assert "0-14" in load.shown[-1] and "15-29" in load.shown[-1]
-    assert all(len(answer.growth) >= 5 for answer in answers)
     assert "Paris" in ask.text
+    assert len(answer.growth) >= 5
     for cell in (ask, chat):
         assert "tokens/s" in cell.shown[-1] and "pp2" in cell.shown[-1]
     assert status.shown[0].count("alive") == 2
@@ -42,6 +42,6 @@ def test_the_lesson_runs_from_top_to_bottom_and_reads_the_same_when_it_is_opened
     before = [(cell.text, cell.shown) for cell in nb.code_cells]
     nb.save()
     lab.stop_kernels()
-    assert lab.engines() == []
+    assert lab.engines() == []  # each cluster was stopped in its cell
     nb.reopen()
     assert [(cell.text, cell.shown) for cell in nb.code_cells] == before
