@@ -64,6 +64,7 @@ class Fast:
             return None
         if not self.made:
             self.begun = time.monotonic()
+        # 5000 tokens a second: the pace is the case
         time.sleep(max(0, min(timeout, self.begun + self.made / 5000 - time.monotonic())))
         self.made += 1
         self.text += f"{self.made} "
