@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mlxcel_nb import errors
 from mlxcel_nb.client import loading, status
 from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, closed_error, new_id
@@ -26,7 +25,7 @@ from mlxcel_nb.client.stream import Stream
 from mlxcel_nb.cluster.layout import Layout, make_layout
 from mlxcel_nb.cluster.names import check_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
-from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError, PeerLost
+from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError, PeerLost, RequestError, WireError
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.params import SamplingParams
@@ -287,7 +286,7 @@ class Cluster:
         if self._instance is None:
             raise ClusterError("no model is loaded", advice="Load one first.")
         if messages is not None and not messages:
-            raise errors.RequestError("the list of messages is empty")
+            raise RequestError("the list of messages is empty")
         return self._stream(
             GenerateOrder(
                 id=new_id(),
@@ -323,6 +322,9 @@ class Cluster:
         router.open_inbox(order.id, stream.put)
         try:
             router.send(leader, order.to_dict())
+        except WireError as error:
+            router.close_inbox(order.id)
+            raise RequestError(f"the request cannot be sent: {error.cause}") from None
         except BaseException as error:
             router.close_inbox(order.id)
             if isinstance(error, MlxcelError):

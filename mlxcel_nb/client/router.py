@@ -22,6 +22,7 @@ from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.dial import dial
 from mlxcel_nb.util import times
 from mlxcel_nb.util.loop import LoopThread
+from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.handshake import Identity
 
 Message = dict[str, Any]
@@ -71,12 +72,12 @@ class Router:
         """Queue a control message.
 
         Raises:
-            PeerLost: there is no link to `node_id` any more.
+            PeerLost: there is no link to `node_id` any more. WireError: `message` cannot travel.
         """
         if node_id not in self._links:
             state, reason = self._states.get(node_id, ("unknown", "never connected"))
             raise PeerLost(f"{state}: {reason}", node=node_id)
-        self._io.soon(self._send, node_id, message)
+        self._io.soon(self._send, node_id, message.get("id"), messages.pack(message))
 
     def ask(self, node_id: str, message: Message, *, timeout: float = CALL_S) -> Message:
         """Send `message` with a fresh id and wait for the answer to it.
@@ -139,13 +140,13 @@ class Router:
             link, on_message=self._on_message, on_stream=self._on_message, on_state=self._on_state
         )
 
-    def _send(self, node_id: str, message: Message) -> None:
+    def _send(self, node_id: str, request_id: str | None, packed: bytes) -> None:
         link = self._links.get(node_id)
         if link is not None:
-            link.send(message)
-        elif "id" in message:
+            link.send_packed(packed)
+        elif request_id is not None:
             state, reason = self.state(node_id)
-            self._deliver(node_id, self._lost(node_id, f"{state}: {reason}", message["id"]))
+            self._deliver(node_id, self._lost(node_id, f"{state}: {reason}", request_id))
 
     def _on_message(self, link: ControlLink, message: Message) -> None:
         self._deliver(link.peer.node_id, message)

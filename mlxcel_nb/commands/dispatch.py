@@ -22,8 +22,8 @@ class Context:
 
     console: Console
     session: Session
-    prompt: str | None = None
-    names: dict[str, Any] = field(default_factory=dict)
+    prompt: str | None = field(default=None, repr=False)
+    names: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 def run(namespace: argparse.Namespace, context: Context) -> int:

@@ -23,8 +23,8 @@ Message = dict[str, str]
 class Conversation:
     """The turns of a chat, in the shape of chat templates."""
 
-    system: str | None = None
-    turns: list[Message] = field(default_factory=list)
+    system: str | None = field(default=None, repr=False)
+    turns: list[Message] = field(default_factory=list, repr=False)
 
     def reset(self) -> None:
         self.turns.clear()

@@ -20,7 +20,7 @@ from typing import Any
 from mlxcel_nb.errors import MlxcelError, PeerLost, WireError
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.util import times
-from mlxcel_nb.util.log import get_logger
+from mlxcel_nb.util.log import get_logger, trail
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.credits import COUNTED, ReceiveCredits, SendCredits
 from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, PING_BYTES, Frame, Kind, close_reason, credit_count
@@ -105,7 +105,12 @@ class ControlLink:
     def send(self, message: dict[str, Any]) -> None:
         """Send a control message; on a link that has ended it goes nowhere, as it would have on the wire."""
         if self.open:
-            self._write(Kind.CONTROL, 0, messages.pack(message))
+            self.send_packed(messages.pack(message))
+
+    def send_packed(self, data: bytes) -> None:
+        """`send`, for a message that `messages.pack` has packed on another thread."""
+        if self.open:
+            self._write(Kind.CONTROL, 0, data)
 
     def send_stream(self, message: dict[str, Any]) -> None:
         """Send a stream message as soon as the peer's credit allows. A peer that never reads is given up."""
@@ -305,8 +310,8 @@ class ControlLink:
             handler(self, message)
         except WireError:
             raise
-        except Exception:  # a handler's fault is not the peer's: the link goes on
-            log.exception("a handler failed on a message from %s", self.peer.node_id)
+        except Exception as error:  # noqa: BLE001  # a handler's fault is not the peer's: the link goes on
+            log.error("a handler failed on a message from %s: %s", self.peer.node_id, trail(error))
 
     def _taken(self, channel: int) -> None:
         if self.open and (grant := self._lets_send.taken(channel)):

@@ -27,7 +27,7 @@ from mlxcel_nb.net.opening import open_link
 from mlxcel_nb.net.pending import BUFFER_BYTES, PendingPool
 from mlxcel_nb.net.sockets import bind_range, tune
 from mlxcel_nb.util import times
-from mlxcel_nb.util.log import get_logger
+from mlxcel_nb.util.log import get_logger, trail
 from mlxcel_nb.wire.handshake import Identity, RejectCode, ServerHandshake, State, VerdictCode, encode_reject
 
 log = get_logger("net.listener")
@@ -206,8 +206,8 @@ class Listener:
             result = self._on_link(link)
             if inspect.isawaitable(result):
                 await result
-        except Exception:  # whatever the taker did wrong, the listener goes on
-            log.exception("%r could not be taken over", link)
+        except Exception as error:  # noqa: BLE001  # whatever the taker did wrong, the listener goes on
+            log.error("%r could not be taken over: %s", link, trail(error))
             link.close()
 
     async def _welcome(self, sock: socket.socket, ip: str) -> Link:

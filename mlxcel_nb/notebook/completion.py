@@ -19,7 +19,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 from mlxcel_nb.commands import parser
 from mlxcel_nb.commands.parser import Kind, Parser, Where
 from mlxcel_nb.commands.session import current
-from mlxcel_nb.util.log import get_logger
+from mlxcel_nb.util.log import get_logger, trail
 
 TREE = parser.build(Where.MAGIC)
 _MAGIC = re.compile(r"\s*%%?mlxcel(?=\s)")
@@ -168,8 +168,8 @@ def matcher(context: CompletionContext) -> SimpleMatcherResult:
         return {"completions": []}
     try:
         result = complete(TREE, before[magic.end() :].lstrip(), SOURCES)
-    except Exception:  # a front end that asks for completions must not get a traceback
-        log.debug("completion failed", exc_info=True)
+    except Exception as error:  # noqa: BLE001  # a front end that asks for completions must not get a traceback
+        log.debug("completion failed: %s", trail(error))
         return {"completions": []}
     found: list[Any] = [SimpleCompletion(s.text, type=s.kind) for s in result.found]
     return {"completions": found, "suppress": True, "ordered": True, "matched_fragment": result.fragment}

@@ -17,7 +17,7 @@ from mlxcel_nb.models.text import Detokenizer, StopStrings
 from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
 from mlxcel_nb.runtime.execution import Execution, Instance
 from mlxcel_nb.runtime.protocol import GenerateOrder, Step
-from mlxcel_nb.util.log import get_logger
+from mlxcel_nb.util.log import get_logger, trail
 
 if TYPE_CHECKING:
     from mlxcel_nb.runtime.worker import Generate, Worker
@@ -133,9 +133,9 @@ class Leader:
             reason = self._run(order, prompt, answer, clock)
         except Cancelled:
             reason = "cancelled"
-        except Exception as caught:
+        except Exception as caught:  # noqa: BLE001  # whatever it was, it is the end of this answer
             if not isinstance(caught, MlxcelError):
-                log.info("epoch %d failed", self._last_epoch, exc_info=True)
+                log.info("epoch %d failed: %s", self._last_epoch, trail(caught))
             error = errors.wrap(caught, self._worker.node_id)
             reason = "cancelled" if command.cancelled else "error"
             if isinstance(error, PeerLost):

@@ -2,7 +2,8 @@
 
 `Node` may be used from any thread. What arrives on control links is handled on the loop and handed to the MLX
 thread as commands. Trust: every peer has proved the cluster secret; loads and requests are taken only from a
-`router`, aborts only from the instance's leader, failures only from its members.
+`router`, a cancel only from the router whose request it is, aborts only from the instance's leader and failures only
+from its members, on the links that were made for this instance.
 """
 
 from __future__ import annotations
@@ -232,7 +233,8 @@ class Node:
         try:
             self._dispatch(link, message)
         except MlxcelError as error:
-            self._refuse(link, message, error)
+            if message.get("type") != "error":  # two nodes that refuse each other's refusals would never end
+                self._refuse(link, message, error)
 
     def _refuse(self, link: ControlLink, message: dict[str, Any], error: MlxcelError) -> None:
         details = error.at(self.config.node_id).to_dict()
@@ -252,14 +254,15 @@ class Node:
         elif from_router and kind == "generate":
             self._generate(link, GenerateOrder.from_dict(message))
         elif from_router and kind == "cancel":
-            if request := self._requests.get(field(message, "id", str)):
+            request = self._requests.get(field(message, "id", str))
+            if request is not None and request[1] is link:
                 self._cancel(request[0], "stopped by the user")
         elif kind == "status":
             link.send({"type": "reply", "id": field(message, "id", str), "status": self.status()})
-        elif order and kind == "abort" and link.peer.node_id == order.members[0].node_id:
-            self._worker.abort(field(message, "epoch", int), errors.PeerAborted(
-                str(message["error"].get("cause", "aborted")), node=message["error"].get("node")))  # fmt: skip
-        elif order and kind == "failed" and link.peer.node_id in {m.node_id for m in order.members}:
+        elif order and kind == "abort" and link is self._witnesses.get(order.members[0].node_id):
+            error = errors.from_dict(field(message, "error", dict))
+            self._worker.abort(field(message, "epoch", int), errors.PeerAborted(error.cause, node=error.node))
+        elif order and kind == "failed" and link in self._witnesses.values():
             self._worker.abort(field(message, "epoch", int), errors.from_dict(field(message, "error", dict)))
         else:
             raise WireError(f"{link.peer.node_id} ({link.peer.role}) may not send {kind!r} here")
@@ -269,6 +272,7 @@ class Node:
     def _load(self, link: ControlLink, order: LoadOrder) -> None:
         if self._order is not None:
             raise ClusterError(f"holds {self._order.model} already", advice="Unload it first.")
+        order.place(self.config.node_id)  # an order without a place for this node is refused while it is still free
         self._order = order
         self._spawn(self._gather(link, order))
 

@@ -24,6 +24,7 @@ recognised as stale and dropped.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,9 +116,9 @@ class GenerateOrder:
     id: str
     instance: str
     params: SamplingParams
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    token_ids: list[int] | None = None
+    prompt: str | None = dataclasses.field(default=None, repr=False)
+    messages: list[dict[str, Any]] | None = dataclasses.field(default=None, repr=False)
+    token_ids: list[int] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.prompt, self.messages, self.token_ids)) != 1:
@@ -166,7 +167,7 @@ class Step:
     count: int
     sample: bool
     prefill: bool
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = dataclasses.field(default=(), repr=False)
 
     def to_dict(self, *, with_tokens: bool) -> dict[str, Any]:
         return {

@@ -23,7 +23,7 @@ from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.net.hot import HotLink, Interrupt
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Step, failed_end
 from mlxcel_nb.runtime.protocol import field as message_field
-from mlxcel_nb.util.log import get_logger
+from mlxcel_nb.util.log import get_logger, trail
 
 log = get_logger("runtime.worker")
 
@@ -149,8 +149,8 @@ class Worker:
 
             while self._turn():
                 pass
-        except BaseException as error:
-            log.exception("the MLX thread ended")
+        except BaseException as error:  # noqa: BLE001  # whatever it was, it is told to all who wait
+            log.error("the MLX thread ended: %s", trail(error))
             self.ended = errors.wrap(error, self.node_id)
             self.outbox.died(self.ended.to_dict())
         finally:
@@ -215,8 +215,8 @@ class Worker:
                 "planned_bytes": part.planned_bytes, "resident_bytes": part.resident_bytes,
                 "dtype": part.dtype, "warnings": list(part.warnings),
             })  # fmt: skip
-        except Exception as error:
-            log.info("load failed on %s", self.node_id, exc_info=not isinstance(error, MlxcelError))
+        except Exception as error:  # noqa: BLE001  # whatever it was, it is the answer
+            log.info("load failed on %s: %s", self.node_id, trail(error))
             for link in command.links.values():
                 link.close()
             wrapped = errors.wrap(error, self.node_id)
@@ -287,13 +287,13 @@ class Worker:
                     "type": "token", "epoch": step.epoch, "step": step.step,
                     "token": sampled.token, "logprob": sampled.logprob,
                 })  # fmt: skip
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever it was, it is the answer
             self._executions.pop(step.epoch, None)
             wrapped = errors.wrap(error, self.node_id)
             if isinstance(wrapped, PeerLost):
                 self.broken = self.broken or wrapped
             if not isinstance(wrapped, PeerAborted | errors.Cancelled):
-                log.info("step %d.%d failed on %s", step.epoch, step.step, self.node_id, exc_info=True)
+                log.info("step %d.%d failed on %s: %s", step.epoch, step.step, self.node_id, trail(error))
                 self.outbox.to_leader({"type": "failed", "epoch": step.epoch, "error": wrapped.to_dict()})
         finally:
             self.leave()

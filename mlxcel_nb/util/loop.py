@@ -71,7 +71,8 @@ class LoopThread:
     def soon(self, function: Callable[..., object], *args: object) -> None:
         """Call `function` on the loop, from any thread; a closed loop is ignored."""
         try:
-            self.loop.call_soon_threadsafe(function, *args)
+            # A closure, because asyncio prints the arguments of a callback that fails or is slow: prompts, or answers.
+            self.loop.call_soon_threadsafe(lambda: function(*args))
         except RuntimeError:
             if not self.loop.is_closed():
                 raise
