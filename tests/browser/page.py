@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -204,18 +205,19 @@ class Notebook:
     def root(self) -> Locator:
         return self.page.locator(".jp-Notebook")
 
-    def reopen(self) -> None:
+    def reopen(self, kernel: str = "idle") -> None:
         """Load the saved file into a fresh workspace and wait for its kernel, which is a new one if there was none."""
         self.page.goto(self.lab.page(self.path.name), timeout=OPEN_S * 1e3)
         self.root.locator("[data-windowed-list-index]").first.wait_for(timeout=OPEN_S * 1e3)
-        assert until(self.page, self._ready, OPEN_S), f"the kernel of {self.path.name} was not ready in {OPEN_S:g} s"
+        there = until(self.page, lambda: self._kernel_is(kernel), OPEN_S)
+        assert there, f"waited {OPEN_S:g} s for the kernel of {self.path.name} to be {kernel}"
 
-    def _ready(self) -> bool:
-        """The indicator alone says idle before there is a kernel."""
-        if self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').count() == 0:
+    def _kernel_is(self, state: str) -> bool:
+        """The page alone does not know: it says idle before there is a kernel, and nothing when it finds a busy one."""
+        if state == "idle" and self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').count() == 0:
             return False
         kernels = [s["kernel"] for s in self.lab.api("GET", "sessions") if s["path"] == self.path.name]
-        return any(kernel["connections"] > 0 and kernel["execution_state"] == "idle" for kernel in kernels)
+        return any(kernel["connections"] > 0 and kernel["execution_state"] == state for kernel in kernels)
 
     def interrupt(self) -> float:
         """Press the square in the toolbar; returns when that was."""
@@ -247,10 +249,16 @@ class Notebook:
         """Save it as a user does; returns what then lies on the disk."""
         before = self.path.stat().st_mtime_ns
         self.root.press("Control+s")
-        saved = until(self.page, lambda: self.path.stat().st_mtime_ns != before, 20)
-        assert saved, f"{self.path.name} was not saved"
-        content: dict[str, Any] = json.loads(self.path.read_text())
-        return content
+        saved: dict[str, Any] = {}
+
+        def is_saved() -> bool:
+            if self.path.stat().st_mtime_ns != before:
+                with contextlib.suppress(ValueError):  # half-written
+                    saved.update(json.loads(self.path.read_text()))
+            return bool(saved)
+
+        assert until(self.page, is_saved, 20), f"{self.path.name} was not saved"
+        return saved
 
 
 def until(page: Page, condition: Callable[[], Any], timeout: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page
@@ -74,6 +75,8 @@ class Fast:
 
 _ = answer(Fast(), NotebookConsole())
 """,
+    "reloaded": "%%mlxcel generate --max-tokens 4000\n1, 2, 3, 4, 5, 6, 7, 8,",
+    "after-reload": "%%mlxcel generate --max-tokens 6\nThe capital of France is",
     "extension-again": "%load_ext mlxcel_nb",
     "start-again": "%mlxcel cluster start -n 2",
 }
@@ -86,6 +89,12 @@ def nb(page: Page, lab: Lab, traffic: Traffic) -> Notebook:
     for name in ("extension", "start", "load"):
         nb[name].ok()
     return nb
+
+
+def printed(saved: dict[str, Any], name: str) -> str:
+    """What a cell of a saved notebook printed."""
+    outputs = next(cell["outputs"] for cell in saved["cells"] if cell["id"] == name)
+    return "".join(text for output in outputs if output["output_type"] == "stream" for text in output["text"])
 
 
 def test_an_answer_grows_stops_at_the_button_and_the_cluster_answers_the_next_cell(nb: Notebook) -> None:
@@ -143,10 +152,21 @@ def test_a_fast_answer_is_few_messages_to_the_page_and_loses_nothing(nb: Noteboo
     assert busiest < 200
     assert sum(size for _, size in traffic.frames) / seconds < 1e6
 
-    saved = nb.save()
-    outputs = next(c["outputs"] for c in saved["cells"] if c["id"] == "fast")
-    assert "".join(t for o in outputs if o["output_type"] == "stream" for t in o["text"]).strip() == whole.strip()
+    assert printed(nb.save(), "fast").strip() == whole.strip()
     assert nb.path.stat().st_size < 1e6
+
+
+def test_a_page_reloaded_in_the_middle_of_an_answer_shows_what_was_saved_and_can_stop_it(nb: Notebook) -> None:
+    answer = nb["reloaded"].record(PRINTED)
+    nb["reloaded"].start()
+    answer.wait_for_growth(5)
+    begun = answer.growth[0]
+    saved = printed(nb.save(), "reloaded")
+    assert saved.startswith(begun)
+    nb.reopen(kernel="busy")
+    assert until(nb.page, lambda: nb["reloaded"].text == saved, 10), nb["reloaded"].text
+    nb.interrupt()
+    assert nb["after-reload"].ok().text.startswith(" Paris")
 
 
 def test_restarting_the_kernel_ends_its_engines_and_the_next_start_works_at_once(nb: Notebook, lab: Lab) -> None:
