@@ -192,11 +192,13 @@ def _subclasses(cls: type[MlxcelError]) -> list[type[MlxcelError]]:
 
 
 def from_dict(data: dict[str, Any]) -> MlxcelError:
-    """The error a peer reported. Unknown codes become a plain `MlxcelError`."""
+    """The error a peer reported, on one line. Unknown codes become a plain `MlxcelError`."""
 
     def text(key: str) -> str | None:
         value = data.get(key)
-        return value if isinstance(value, str) else None
+        if not isinstance(value, str):
+            return None
+        return "".join(char if char.isprintable() else " " for char in value)  # it ends up in terminals and logs
 
     kinds = {cls.code: cls for cls in _subclasses(MlxcelError)}
     cls = kinds.get(text("code") or "", MlxcelError)

@@ -115,6 +115,7 @@ def controller_class() -> type[Any]:
 def engine_class(install: Callable[[Any], None]) -> type[Any]:
     """An `IPEngine` that calls `install(kernel)` before the kernel serves, and leaves signals and descriptors alone."""
     import logging
+    import sys
 
     from ipykernel.iostream import OutStream
     from ipyparallel.engine.app import IPEngine
@@ -145,6 +146,11 @@ def engine_class(install: Callable[[Any], None]) -> type[Any]:
             finally:
                 self.log.setLevel(level)
                 self.config.Session.pop("key", None)
+
+        def init_engine(self) -> None:
+            super().init_engine()
+            # The original puts the working folder in front; last, no file of the user's stands in for a library.
+            sys.path[:] = [*filter(None, sys.path), ""]
 
         def init_signal(self) -> None:
             """Signals keep what our own main chose."""

@@ -34,6 +34,12 @@ __all__ = ["MAX_SPIN_S", "HotLink", "Interrupt", "Outgoing"]
 
 READ_BYTES = 256 * 1024
 
+CONTROL_BYTES = 16 << 20
+"""Messages that wait to be read: a leader is ahead of its followers by the steps of one prompt at most."""
+
+MESSAGE_BYTES = 256
+"""What the smallest message takes in memory."""
+
 MAX_SPIN_S = 150e-6
 """Polling longer than this before blocking costs more than it gains when ranks share cores."""
 
@@ -73,7 +79,8 @@ class HotLink:
         self._replies: collections.deque[tuple[Kind, int, bytes]] = collections.deque()
         self._may_send = SendCredits()
         self._inbox = Inbox(self._grant)
-        self._controls: collections.deque[dict[str, Any]] = collections.deque()
+        self._controls: collections.deque[tuple[int, dict[str, Any]]] = collections.deque()
+        self._control_bytes = 0
         self._tensor_id = 0
         self.moves = 0  # frames taken and chunks sent: what counts as progress
         self._frame_since: float | None = None
@@ -127,7 +134,7 @@ class HotLink:
             self.pump_out(None)
             if not self._spun(interrupt):
                 wait([self], interrupt, waiting, f"{what} from {self.node}")
-        return self._controls.popleft()
+        return self._read_control(self._controls[0])
 
     def recv_tensor(self, tag: Tag, *, deadline: float | None = None, interrupt: Interrupt | None = None) -> Tensor:
         """The tensor of `tag`; older ones are dropped.
@@ -290,7 +297,7 @@ class HotLink:
             if frame.kind is Kind.TENSOR:
                 return self._inbox.add(frame, tag, name)
             if frame.kind is Kind.CONTROL:
-                self._controls.append(messages.unpack(frame.payload))
+                self._keep_control(messages.unpack(frame.payload), len(frame.payload))
             elif frame.kind is Kind.CREDIT:
                 self._may_send.grant(frame.channel, credit_count(frame.payload))
             elif frame.kind is Kind.PING:
@@ -305,18 +312,30 @@ class HotLink:
             self._refuse(error)
         return None
 
+    def _keep_control(self, message: dict[str, Any], size: int) -> None:
+        self._controls.append((size + MESSAGE_BYTES, message))
+        self._control_bytes += size + MESSAGE_BYTES
+        if self._control_bytes > CONTROL_BYTES:
+            raise WireError("more messages than can be kept")
+
+    def _read_control(self, kept: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+        self._controls.remove(kept)
+        self._control_bytes -= kept[0]
+        return kept[1]
+
     def _grant(self, channel: int, count: int) -> None:
         self._replies.append((Kind.CREDIT, channel, count.to_bytes(4, "big")))
 
     def _heed_abort(self, tag: Tag) -> None:
         """Leave the step when the peer says so; forget aborts of what is over."""
-        for message in list(self._controls):
+        for kept in list(self._controls):
+            message = kept[1]
             if message.get("type") != "abort":
                 continue
             epoch, step = message.get("epoch"), message.get("step", -1)
             if not isinstance(epoch, int) or not isinstance(step, int):
                 self._refuse(WireError("an abort without epoch and step"))
-            self._controls.remove(message)
+            self._read_control(kept)
             if epoch > tag.epoch or (epoch == tag.epoch and (step < 0 or step >= tag.step)):
                 error = message.get("error")
                 details = error if isinstance(error, dict) else {}

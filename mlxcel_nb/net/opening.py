@@ -21,6 +21,9 @@ from mlxcel_nb.wire.hello import remote, suite_name
 
 READ_BYTES = 64 * 1024
 
+MAX_FIRST_BYTES = 64 * 1024
+"""Of a first message: it is kept as long as the connection lives."""
+
 
 async def open_link(
     sock: socket.socket,
@@ -50,6 +53,8 @@ async def open_link(
             raise remote(HandshakeError(f"{where} closed the connection: {close_reason(frame.payload)}"))
         if frame.kind is not Kind.CONTROL:
             raise HandshakeError(f"{where} sent a {frame.kind.name.lower()} frame before its first control frame")
+        if len(frame.payload) > MAX_FIRST_BYTES:
+            raise HandshakeError(f"{where} sent a first message of {len(frame.payload)} bytes")
         message = messages.unpack(frame.payload)
         check_first_message(message)
     except WireError as error:

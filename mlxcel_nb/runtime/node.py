@@ -44,6 +44,9 @@ LINKS_S = 20.0
 MAX_WAITING = 64
 """Requests that may wait for the one under way; one more is told the model is busy."""
 
+MAX_WAITING_WEIGHT = 1 << 22
+"""And this much in prompts: room for the largest request, or for 64 of a long context."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
@@ -335,7 +338,8 @@ class Node:
             raise ClusterError("no such model is loaded", advice="Load one first.")
         if self._worker.ended is not None:
             raise self._worker.ended
-        if len(self._requests) >= MAX_WAITING:
+        waiting = sum(request.order.weight for request, _ in self._requests.values())
+        if len(self._requests) >= MAX_WAITING or (waiting and waiting + order.weight > MAX_WAITING_WEIGHT):
             raise Busy(f"{len(self._requests)} requests are waiting already", advice="Try again in a moment.")
         if order.id in self._requests:
             raise WireError("a request with this id is under way")

@@ -25,6 +25,7 @@ recognised as stale and dropped.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +124,13 @@ class GenerateOrder:
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.prompt, self.messages, self.token_ids)) != 1:
             raise RequestError("give exactly one of a prompt, messages, or token ids")
+
+    @functools.cached_property
+    def weight(self) -> int:
+        """Characters or token ids of the prompt: what it takes to keep it waiting."""
+        if self.messages is not None:
+            return sum(len(str(message)) for message in self.messages)
+        return len(self.prompt if self.prompt is not None else self.token_ids or ())
 
     def to_dict(self) -> dict[str, Any]:
         message: dict[str, Any] = {

@@ -155,6 +155,7 @@ class Worker:
             self.outbox.died(self.ended.to_dict())
         finally:
             self._drop()
+            self.interrupt.close()
 
     def _turn(self) -> bool:
         """Take one command or one frame of the leader's. False when told to stop."""

@@ -67,7 +67,7 @@ def test_the_engine_takes_its_connection_as_a_trait() -> None:
     assert {"connection_info_env", "enable_nanny", "max_heartbeat_misses", "kernel", "out_stream_factory"} <= set(
         traits
     )
-    for name in ("load_connection_file", "init_signal"):
+    for name in ("load_connection_file", "init_engine", "init_signal"):
         assert parameters(getattr(IPEngine, name)) == ["self"]
 
 
