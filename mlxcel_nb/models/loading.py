@@ -7,7 +7,9 @@ file provides is an error: nothing is ever left as it was initialised. For the M
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from mlxcel_nb.models.slices import SliceReader
 from mlxcel_nb.models.weights import Weights
 from mlxcel_nb.plan.part import Part, whole
 
-__all__ = ["LoadProgress", "LoadedPart", "Part", "load_part", "whole"]
+__all__ = ["LoadProgress", "LoadedPart", "Part", "give_back", "load_part", "whole"]
 
 DTYPES = ("auto", "native", "float32", "float16", "bfloat16")
 
@@ -115,7 +117,7 @@ def load_part(
     shard.join_ranks(model, layer_paths, part, all_reduce)
     if skeleton is not None:
         stages.join(skeleton, part, switches)
-    _give_back()
+    give_back()
     return LoadedPart(
         model=model,
         part=part,
@@ -171,10 +173,10 @@ def _number(config: dict[str, Any], name: str) -> int:
     return value
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Return what conversion and Python's allocator hold on to, so that resident memory is what the weights take."""
+    gc.collect()
     mx.clear_cache()
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+        with contextlib.suppress(AttributeError):  # musl has no malloc_trim
+            ctypes.CDLL(None).malloc_trim(0)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import mlx.core as mx
 
 from mlxcel_nb.models.loading import LoadProgress, Part, load_part
 from mlxcel_nb.net.hot import HotLink
@@ -60,11 +54,3 @@ def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -
     )
     return Instance(order, me, part, fabric)
 
-
-def release_memory() -> None:
-    """Give what a dropped model held back to the system, not only to the allocators."""
-    gc.collect()
-    mx.clear_cache()
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # musl has no malloc_trim
-            ctypes.CDLL(None).malloc_trim(0)

@@ -184,6 +184,8 @@ class Node:
         for request, (_, owner) in list(self._requests.items()):
             del self._requests[request]
             owner.send_stream(failed_end(request, error))
+        if self._order is not None:
+            self._tell_routers({"type": "error", "id": self._order.id, "error": error})
         for link in list(self._witnesses.values()):
             link.close("its MLX thread has ended")
 
@@ -250,6 +252,8 @@ class Node:
         kind = message.get("type")
         from_router = link in self._routers
         order = self._order
+        if from_router and kind in ("load", "unload", "generate") and self._worker.ended is not None:
+            raise self._worker.ended
         if from_router and kind == "load":
             self._load(link, LoadOrder.from_dict(message))
         elif from_router and kind == "unload":
@@ -336,8 +340,6 @@ class Node:
     def _generate(self, link: ControlLink, order: GenerateOrder) -> None:
         if self._order is None or self._order.instance != order.instance:
             raise ClusterError("no such model is loaded", advice="Load one first.")
-        if self._worker.ended is not None:
-            raise self._worker.ended
         waiting = sum(request.order.weight for request, _ in self._requests.values())
         if len(self._requests) >= MAX_WAITING or (waiting and waiting + order.weight > MAX_WAITING_WEIGHT):
             raise Busy(f"{len(self._requests)} requests are waiting already", advice="Try again in a moment.")

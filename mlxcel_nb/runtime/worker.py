@@ -198,6 +198,7 @@ class Worker:
         return True
 
     def _load(self, command: Load) -> None:
+        from mlxcel_nb.models.loading import give_back
         from mlxcel_nb.runtime import loading
 
         order = command.order
@@ -208,7 +209,7 @@ class Worker:
                 from mlxcel_nb.runtime.leader import Leader
 
                 self.leader = Leader(self, self.instance)
-            loading.release_memory()  # what reading the tokenizer and the files left behind
+            give_back()  # what reading the tokenizer and the files left behind
             part = self.instance.part
             self.broken = None
             self.outbox.to_router({
@@ -241,9 +242,9 @@ class Worker:
             self.instance.fabric.close()
             self.instance = None
             self.leader = None
-            from mlxcel_nb.runtime import loading
+            from mlxcel_nb.models.loading import give_back
 
-            loading.release_memory()  # what reading the tokenizer and the files left behind
+            give_back()
         self.broken = None
 
     # -- following --------------------------------------------------------------------------------
