@@ -7,6 +7,8 @@ the cluster secret (`handover`). It ends when its owner does.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import queue
 import signal
@@ -51,6 +53,9 @@ def main(argv: list[str], start_node: StartNode | None = None, log_level: str = 
     guard.start()
     log.configure(node_id)
     blas = load_fast_blas(threads)  # before anything can import MLX
+    with contextlib.suppress(ImportError):
+        # A namespace: a file mlx.py that is found anywhere later would win over it, were it not known before.
+        importlib.import_module("mlx")
 
     from traitlets.config import Config
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mlxcel_nb.net.opening import MAX_FIRST_BYTES
 from mlxcel_nb.runtime import node as node_module
 from mlxcel_nb.runtime.node import Node, NodeConfig
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member
+from mlxcel_nb.runtime.worker import Unload
 from tests.net.helpers import SECRET, Heard, hot_pair, identity, read_all, run
 from tests.tiny import make_tiny
 
@@ -168,6 +170,23 @@ def test_waiting_prompts_are_bounded_in_size(node: Node, tiny: Path, monkeypatch
             while (message := await router.streamed.get())["type"] != "end":
                 pass
             assert (message["id"], message["error"]["code"]) == ("one more", "busy")
+
+    run(case())
+
+
+def test_orders_for_a_node_whose_thread_has_ended_are_refused_at_once(tiny: Path) -> None:
+    async def case() -> None:
+        made = Node(NodeConfig(cluster="test", node_id="engine-0", orphan_guard=False), SECRET)
+        await asyncio.to_thread(made.start)
+        try:
+            async with member(made, "router-00000001", "router") as router:
+                made._worker.post(Unload(lambda: sys.exit("struck")))
+                router.link.send(load_order(tiny, "engine-0").to_dict())
+                for order in (None, load_order(tiny, "engine-0").to_dict(), {"type": "unload", "id": "u"}):
+                    refusal = await (answer(router, order) if order else router.messages.get())
+                    assert "struck" in refusal["error"]["cause"], refusal
+        finally:
+            await asyncio.to_thread(made.stop)
 
     run(case())
 
