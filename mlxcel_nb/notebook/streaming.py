@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 from mlxcel_nb.client.report import Completion, Delta
 from mlxcel_nb.errors import MlxcelError
 
-UPDATES_PER_S = 25
+UPDATES_PER_S = 30
 """A page stays smooth from about 20 updates a second, and JupyterLab sheds messages far above that."""
 
 WAIT_S = 0.1
