@@ -223,7 +223,7 @@ def mine() -> list[psutil.Process]:
 @pytest.mark.cluster
 @pytest.mark.timeout(120)
 def test_a_plain_script_and_a_loop_in_one_use_every_function(smollm2: Path, tmp_path: Path) -> None:
-    """No main guard: engines are fresh interpreters, so the script is not run again in them."""
+    """Cases 60 and 61: no main guard: engines are fresh interpreters, so the script is not run again in them."""
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio\n"

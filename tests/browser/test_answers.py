@@ -119,6 +119,7 @@ def test_an_answer_grows_stops_at_the_button_and_the_cluster_answers_the_next_ce
 
 
 def test_the_answers_of_two_cells_do_not_mix(nb: Notebook) -> None:
+    """Case 56."""
     first, second = nb["digits"].record(PRINTED), nb["letters"].record(PRINTED)
     nb["digits"].start()
     nb["letters"].start()
@@ -131,6 +132,7 @@ def test_the_answers_of_two_cells_do_not_mix(nb: Notebook) -> None:
 
 
 def test_a_stream_prints_into_the_cell_that_takes_it_not_the_one_that_asked(nb: Notebook) -> None:
+    """Case 56."""
     order = ("made", "taken", "between", "taken-too", "compared")
     for name in order:
         nb[name].start()
@@ -141,6 +143,7 @@ def test_a_stream_prints_into_the_cell_that_takes_it_not_the_one_that_asked(nb: 
 
 
 def test_a_fast_answer_is_few_messages_to_the_page_and_loses_nothing(nb: Notebook, traffic: Traffic) -> None:
+    """Case 59."""
     traffic.frames.clear()
     begun = time.time()
     cell = nb["fast"].ok()
@@ -157,6 +160,7 @@ def test_a_fast_answer_is_few_messages_to_the_page_and_loses_nothing(nb: Noteboo
 
 
 def test_a_page_reloaded_in_the_middle_of_an_answer_shows_what_was_saved_and_can_stop_it(nb: Notebook) -> None:
+    """Case 58."""
     answer = nb["reloaded"].record(PRINTED)
     nb["reloaded"].start()
     answer.wait_for_growth(5)
@@ -170,6 +174,7 @@ def test_a_page_reloaded_in_the_middle_of_an_answer_shows_what_was_saved_and_can
 
 
 def test_restarting_the_kernel_ends_its_engines_and_the_next_start_works_at_once(nb: Notebook, lab: Lab) -> None:
+    """Case 55."""
     assert len(lab.engines()) >= 3  # two engines and their controller
     nb.restart_kernel()
     assert until(nb.page, lambda: not lab.engines(), ORPHANS_S), lab.engines()

@@ -16,6 +16,7 @@ LESSON = REPO / "notebooks" / "01-first-tokens.ipynb"
 def test_the_lesson_runs_from_top_to_bottom_and_reads_the_same_when_it_is_opened_again(
     page: Page, lab: Lab, traffic: Traffic
 ) -> None:
+    """Case 58."""
     nb = Notebook.open(page, lab, LESSON)
     extension, start, load, ask, chat, status, stop, python = nb.code_cells
     starting, loading = start.record(DISPLAYED), load.record(DISPLAYED)

@@ -63,6 +63,7 @@ def test_no_delta_is_empty() -> None:
 
 
 def test_an_error_at_the_end_is_raised_after_the_text_so_far() -> None:
+    """Case 22."""
     wire = Wire()
     wire.say("delta", 0, "half", (1,))
     wire.say("end", 1, finish_reason="error", error=NodeFailed("ValueError: no", node="engine-1").to_dict())
@@ -74,6 +75,7 @@ def test_an_error_at_the_end_is_raised_after_the_text_so_far() -> None:
 
 
 def test_losing_the_leader_ends_the_stream_and_says_how_its_process_ended() -> None:
+    """Case 29."""
     wire = Wire()
     wire.stream.put("engine-0", {"type": "lost", "error": PeerLost("reset", node="engine-0").to_dict()})
     with pytest.raises(EngineLost, match="engine-0: ended by SIGKILL"):

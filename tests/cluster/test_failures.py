@@ -64,6 +64,7 @@ def check_error(error: MlxcelError, how: int) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
 @pytest.mark.parametrize("phase", ["load", "prefill", "decode"])
 def test_a_lost_engine_is_named_in_time(phase: str, how: int, layout: dict[str, int], smollm2: Path) -> None:
+    """Cases 24 and 29."""
     with nothing_left(Cluster(2)) as cluster:
         struck: list[float] = []
         if phase == "load":

@@ -61,6 +61,7 @@ def keys_of(cluster: LocalCluster) -> list[str]:
 
 
 def test_engines_are_fresh_processes_with_an_open_data_port(running: LocalCluster) -> None:
+    """Case 61."""
     assert sorted(running.pids) == ["engine-0", "engine-1"]
     assert len({*running.pids.values(), running.controller_pid, os.getpid()}) == 4
     for pid in running.pids.values():
@@ -129,6 +130,8 @@ def test_a_client_with_a_wrong_key_gets_no_answer(running: LocalCluster, field: 
 
 
 def test_engines_share_the_cores_out(running: LocalCluster) -> None:
+    """Case 64."""
+
     def threads() -> tuple[int, str]:
         import os
 
@@ -152,6 +155,7 @@ def test_starting_twice_is_an_error(running: LocalCluster) -> None:
 
 
 def test_four_clusters_start_at_once_and_again(run_folder: Path) -> None:
+    """Case 52."""
     for _ in range(2):
         clusters = [LocalCluster(engine_module=LISTENING) for _ in range(4)]
         found: list[Any] = []
@@ -172,6 +176,7 @@ def test_four_clusters_start_at_once_and_again(run_folder: Path) -> None:
 
 
 def test_an_engine_that_dies_in_the_start_is_an_error_at_once_with_its_last_words() -> None:
+    """Case 53."""
     cluster = LocalCluster(engine_module="tests.cluster.broken_engine")
     began = time.monotonic()
     with pytest.raises(EngineLost, match=r"engine-[01]: .*exit code 1.*libwhatever") as caught:
@@ -182,6 +187,7 @@ def test_an_engine_that_dies_in_the_start_is_an_error_at_once_with_its_last_word
 
 
 def test_engines_missing_at_the_deadline_are_named_with_their_logs() -> None:
+    """Case 53."""
     cluster = LocalCluster(engine_module="tests.cluster.silent_engine")
     with pytest.raises(ClusterError, match="register; missing: engine-0, engine-1") as caught:
         cluster.start(2, name="silent", secret=random_secret(), deadline_s=3)
@@ -206,6 +212,7 @@ def test_a_killed_engine_is_reported_and_the_next_cluster_starts() -> None:
 
 
 def test_a_stop_ends_an_engine_that_is_stopped_or_stuck() -> None:
+    """Case 24."""
     cluster = LocalCluster(engine_module=LISTENING)
     cluster.start(2, name="stuck", secret=random_secret(), deadline_s=30)
     folder = cluster.folder

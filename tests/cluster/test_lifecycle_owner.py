@@ -66,6 +66,7 @@ def say(owner: subprocess.Popen[str], order: str) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_a_signal_that_kills_the_owner_ends_the_cluster(launch: Launch, signum: int) -> None:
+    """Cases 55 and 61."""
     owner = launch("waits", inline=signum == signal.SIGKILL)
     folder = Path(started(owner)["folder"])
     owner.send_signal(signum)
@@ -74,6 +75,7 @@ def test_a_signal_that_kills_the_owner_ends_the_cluster(launch: Launch, signum: 
 
 @pytest.mark.parametrize("order", ["os._exit", "raise", "end of the program"])
 def test_an_owner_that_leaves_ends_the_cluster(launch: Launch, order: str) -> None:
+    """Cases 55 and 61."""
     owner = launch("waits")
     folder = Path(started(owner)["folder"])
     say(owner, order)

@@ -118,6 +118,7 @@ def test_one_prompt_has_600_tokens_and_the_reference_has_all_logits(reference: R
 def test_a_layout_makes_the_same_tokens(
     layout: dict[str, int | str], smollm2: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Case 12."""
     n = int(layout.get("tp", 1)) * int(layout.get("pp", 2 if "layers" in layout else 1))
     ask = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     with nothing_left(Cluster(n)) as cluster:

@@ -103,6 +103,7 @@ def test_the_tail_of_a_log_skips_empty_lines_and_survives_anything(tmp_path: Pat
 
 
 def test_the_cores_are_shared_out() -> None:
+    """Case 64."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     assert threads_for(1) == cores
     assert threads_for(2) == max(1, cores // 2)

@@ -47,6 +47,7 @@ def test_a_model_in_several_files_is_equal_to_one_in_one(tmp_path: Path) -> None
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """Case 44."""
     folder = sharded(tmp_path / "m")
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors is missing"):
@@ -54,6 +55,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_shard_without_an_index_is_named(tmp_path: Path) -> None:
+    """Case 44."""
     folder = sharded(tmp_path / "m", index=False)
     (folder / "model-00001-of-00002.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model-00001-of-00002\.safetensors is missing"):
@@ -61,6 +63,7 @@ def test_a_missing_shard_without_an_index_is_named(tmp_path: Path) -> None:
 
 
 def test_a_good_model_with_a_stale_index_loads(tmp_path: Path) -> None:
+    """Case 44."""
     folder = make_tiny(tmp_path / "m")
     stale = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(stale), "utf-8")
@@ -68,6 +71,7 @@ def test_a_good_model_with_a_stale_index_loads(tmp_path: Path) -> None:
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    """Case 44."""
     folder = make_tiny(tmp_path / "m")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
@@ -89,6 +93,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_no_file_holds_is_named_and_nothing_stays_as_it_was_initialised(tmp_path: Path) -> None:
+    """Case 44."""
     weights = random_weights(CONFIG)
     del weights["model.layers.3.mlp.up_proj.weight"]
     folder = make_tiny(tmp_path / "m", weights=weights)
@@ -116,6 +121,7 @@ def test_more_layers_in_the_plan_than_in_the_model_are_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize("pp", [1, 2, 3])
 def test_a_different_head_in_the_file_of_a_tied_model_gives_way_with_a_warning(tmp_path: Path, pp: int) -> None:
+    """Case 5."""
     weights = random_weights(CONFIG)
     reference = run_mesh(make_tiny(tmp_path / "without", weights=weights), PROMPT, steps=8)[0]
     with_head = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"] * 2 + 1}
@@ -128,6 +134,7 @@ def test_a_different_head_in_the_file_of_a_tied_model_gives_way_with_a_warning(t
 
 
 def test_a_layer_that_does_not_fit_is_refused_before_it_is_read_with_both_numbers(tmp_path: Path) -> None:
+    """Case 36."""
     folder = make_tiny(tmp_path / "m")
     seen: list[str] = []
     layer = (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 192 + 2 * 64) * 4
@@ -140,7 +147,7 @@ def test_a_layer_that_does_not_fit_is_refused_before_it_is_read_with_both_number
 
 
 def test_an_address_space_limit_is_an_error_not_a_signal(tmp_path: Path) -> None:
-    """Each layer takes 25 MB; the limit leaves room for a few of them."""
+    """Case 36: each layer takes 25 MB; the limit leaves room for a few of them."""
     folder = make_tiny(tmp_path / "m", hidden_size=1024, head_dim=128, num_key_value_heads=8, intermediate_size=1024,
                        num_hidden_layers=6)  # fmt: skip
     code = f"""
@@ -186,6 +193,7 @@ def test_a_cancel_between_reads_ends_the_loading(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_wants_its_own_code_is_refused_and_the_code_not_run(tmp_path: Path) -> None:
+    """Case 65."""
     folder = make_tiny(tmp_path / "m", model_file="evil.py")
     (folder / "evil.py").write_text("raise SystemExit('ran')", "utf-8")
     with pytest.raises(ModelError, match=r"own Python code \(evil\.py\)"):

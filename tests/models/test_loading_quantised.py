@@ -66,6 +66,7 @@ def test_splits_are_equal(packed: Path, dtype: str, split: dict[str, int]) -> No
 
 
 def test_a_rank_s_shard_keeps_bits_group_size_and_mode_and_the_overrides_of_single_layers(packed: Path) -> None:
+    """Case 4."""
     for run in run_mesh(packed, PROMPT, tp=2, dtype="native"):
         modules: dict[str, Any] = modules_of(run.parts[0])
         kinds = {
@@ -105,6 +106,7 @@ def test_ranks_that_would_cut_a_quantisation_group_are_refused_with_the_sizes_th
 
 
 def test_an_unknown_mode_is_an_error(tmp_path: Path, packed: Path) -> None:
+    """Case 4."""
     for table in ({"group_size": 32, "bits": 4, "mode": "q7"}, {"group_size": 32, "bits": 4, "x": {"mode": "q7"}}):
         folder = copy_with(tmp_path / "m", packed, quantization=table)
         with pytest.raises(ModelError, match="unknown quantisation mode 'q7'"):

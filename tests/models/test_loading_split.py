@@ -73,11 +73,13 @@ def test_the_whole_model_in_one_part_is_mlx_lm_s_own(name: str, tiny: Any, singl
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("pp", [2, 3, 5])
 def test_stages_give_the_whole_model_s_logits(name: str, pp: int, tiny: Any, single: Any) -> None:
+    """Case 5."""
     assert_equal(run_mesh(tiny(name), PROMPT, pp=pp, steps=64), single(name))
 
 
 @pytest.mark.parametrize("tp", [2, 3, 4, 5, 6, 7, 8])
 def test_any_number_of_ranks_up_to_the_heads_is_equal(tp: int, tiny: Any, single: Any) -> None:
+    """Case 3."""
     assert_equal(run_mesh(tiny("llama"), PROMPT, tp=tp, steps=64), single("llama"))
 
 
@@ -93,6 +95,7 @@ def test_a_mesh_of_both_kinds_is_equal(tiny: Any, single: Any) -> None:
 
 @pytest.mark.parametrize("length", [128, 129, 255, 300])
 def test_one_layer_in_stage_0_and_prompts_at_the_edges_of_chunks(length: int, tiny: Any) -> None:
+    """Case 6."""
     prompt = LONG[:length]
     reference = run_mesh(tiny("llama"), prompt, steps=4)[0]
     (run,) = run_mesh(tiny("llama"), prompt, layers="0,1-2,3-4", chunk=128, steps=4)
@@ -112,7 +115,7 @@ def test_every_rank_holds_only_its_share(tiny: Any) -> None:
 
 
 def test_each_query_head_reads_its_own_kv_head(tmp_path: Path) -> None:
-    """8 heads, 2 kv-heads, 4 ranks: with a constant V per kv-head, the layer's output tells which was read."""
+    """Case 2: 8 heads, 2 kv-heads, 4 ranks: with a constant V per kv-head, the layer's output tells which was read."""
     weights = random_weights({**CONFIG, "num_key_value_heads": 2, "num_hidden_layers": 1})
     prefix = "model.layers.0."
     weights["model.embed_tokens.weight"][:, 0] = 1.0  # V reads one constant feature alone

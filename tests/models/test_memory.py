@@ -36,6 +36,7 @@ def test_sizes_as_people_read_them(size: int, expected: str) -> None:
 
 @pytest.mark.parametrize("limit", ["max", "1000", str(2**63)])
 def test_a_control_group_counts_its_page_cache_as_free(tmp_path: Path, limit: str) -> None:
+    """Case 36."""
     (tmp_path / "memory.max").write_text(limit + "\n")
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\nactive_file 50\n")

@@ -33,6 +33,7 @@ def test_temperature_0_takes_the_largest_and_says_its_log_probability() -> None:
 
 
 def test_one_seed_gives_one_sequence_and_no_seed_a_new_one_each_time() -> None:
+    """Case 14."""
     assert draw(200, seed=7) == draw(200, seed=7)
     assert draw(200, seed=7) != draw(200, seed=8)
     assert draw(200) != draw(200)
@@ -44,6 +45,7 @@ def test_every_seed_a_request_may_name_works(seed: int) -> None:
 
 
 def test_nothing_else_in_the_process_has_a_say() -> None:
+    """Case 13."""
     expected = draw(50, seed=7)
     mx.random.seed(1)
     first = Sampler(SamplingParams(temperature=1.0, seed=7))

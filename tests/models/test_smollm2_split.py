@@ -37,6 +37,7 @@ print(json.dumps([tokenizer.decode(reference.tokens[:7]), seen, blas.products()]
 
 @pytest.mark.timeout(180)
 def test_every_split_gives_the_tokens_and_logits_of_mlx_lm(smollm2: Path) -> None:
+    """Case 3."""
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(smollm2), json.dumps(LAYOUTS)],
         capture_output=True,

@@ -121,6 +121,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_a_hub_model_is_downloaded_without_its_code_and_found_again_offline(tmp_path: Path, repository: Path) -> None:
+    """Case 65."""
     with hub(repository) as (endpoint, asked):
         (first, counted), _ = resolve(tmp_path, endpoint)
     assert first.startswith("path "), first

@@ -109,6 +109,7 @@ def test_files_and_folders_that_are_no_models_are_refused(tmp_path: Path) -> Non
     ids=str,
 )
 def test_a_model_that_is_python_code_is_refused_unless_allowed(tmp_path: Path, config: dict, refused: bool) -> None:
+    """Case 65."""
     make_tiny(tmp_path / "m", **config)
     (tmp_path / "m" / "model.py").write_text("raise SystemExit('this ran')")
     assert (model_info(tmp_path / "m").wants_code is not None) is refused

@@ -41,6 +41,7 @@ def deltas(ids: Sequence[int], tokenizer: object = None) -> list[str]:
 
 
 def test_characters_of_several_ids_arrive_whole() -> None:
+    """Case 16."""
     found = deltas(list(FAMILY.encode()))
     assert "".join(found) == FAMILY
     assert not any("\ufffd" in delta for delta in found)
@@ -48,6 +49,7 @@ def test_characters_of_several_ids_arrive_whole() -> None:
 
 
 def test_a_character_cut_by_the_end_is_flushed_once() -> None:
+    """Case 16."""
     ids = list("né".encode())[:-1]
     detokenizer = Detokenizer(Bytes())
     assert [detokenizer.add(i) for i in ids] == ["n", ""]
@@ -102,6 +104,7 @@ def cut(text: str, size: int, stops: Sequence[str]) -> tuple[str, str | None]:
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_the_first_stop_cuts_wherever_tokens_begin(size: int) -> None:
+    """Case 18."""
     stops = ["\n\n", "</answer>"]
     assert cut("one</answer>two\n\nthree", size, stops) == ("one", "</answer>")
     assert cut("one\ntwo\n\nthree</answer>", size, stops) == ("one\ntwo", "\n\n")
@@ -142,6 +145,7 @@ def test_the_result_does_not_depend_on_where_deltas_end(text: str, stops: list[s
 
 
 def test_the_real_tokenizer_s_ids_one_by_one_join_to_the_whole(smollm2: Path) -> None:
+    """Case 16."""
     tokenizer = load_tokenizer(smollm2)
     text = f"{FAMILY} 12345  tabs\tand\n\nlines, naïve café"
     ids = list(tokenizer.encode(text))

@@ -137,6 +137,7 @@ def test_silence_is_suspect_then_dead_and_a_sign_of_life_mends_it(monkeypatch):
 
 
 def test_time_this_process_slept_is_not_held_against_the_peer(monkeypatch):
+    """Case 67."""
     monkeypatch.setattr(times, "PING_S", 0.05)
     monkeypatch.setattr(times, "SUSPECT_S", 0.2)
     monkeypatch.setattr(times, "DEAD_S", 0.4)
@@ -217,6 +218,8 @@ def test_a_handler_that_fails_does_not_end_the_link(caplog):
 
 
 def test_a_peer_that_never_reads_costs_a_bounded_amount_of_memory():
+    """Case 31."""
+
     async def case():
         async with link_pair() as (ours, theirs):
             del theirs  # never read from
@@ -248,6 +251,8 @@ def test_control_messages_to_a_peer_that_never_reads_are_bounded_too():
 
 
 def test_a_slow_reader_gets_everything_by_and_by():
+    """Case 31."""
+
     async def case():
         async with link_pair() as (ours, theirs):
             sender = Heard(ours)

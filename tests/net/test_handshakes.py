@@ -55,6 +55,8 @@ def test_both_ends_know_each_other_after_dialling():
 
 
 def test_a_peer_with_other_libraries_is_accepted_and_the_difference_kept():
+    """Case 51."""
+
     async def case():
         async with listening() as (_, address, links):
             ours = await dial(identity("client"), SECRET, address)
@@ -79,6 +81,8 @@ def test_either_suite_connects(suite):
 
 
 def test_a_wrong_secret_is_an_authentication_failure_on_both_ends(caplog):
+    """Case 50."""
+
     async def case():
         async with listening() as (listener, address, links):
             with pytest.raises(AuthenticationFailed, match=f"authentication failed with host {address}"):
@@ -105,6 +109,8 @@ def test_a_server_that_does_not_know_the_secret_is_told_apart_too():
 
 
 def test_an_old_secret_is_let_in_while_it_is_named():
+    """Case 50."""
+
     async def case():
         async with listening(secrets=(OTHER_SECRET, SECRET)) as (_, address, _links):
             (await dial(identity("client"), SECRET, address)).close()
@@ -113,6 +119,8 @@ def test_an_old_secret_is_let_in_while_it_is_named():
 
 
 def test_a_client_refused_with_the_new_secret_tries_the_old_one_once():
+    """Case 50."""
+
     async def case():
         async with listening() as (listener, address, _links):
             (await dial(identity("client"), OTHER_SECRET, address, previous_secret=SECRET)).close()
@@ -124,6 +132,8 @@ def test_a_client_refused_with_the_new_secret_tries_the_old_one_once():
 
 
 def test_another_suite_or_cluster_is_refused_with_both_names(caplog):
+    """Case 51."""
+
     async def case():
         async with listening() as (_, address, _links):
             with pytest.raises(SuiteMismatch, match="chacha20-poly1305") as caught:
@@ -148,6 +158,8 @@ def test_the_wrong_node_at_an_address_is_not_talked_to():
 
 
 def test_nobody_there_is_offline():
+    """Case 50."""
+
     async def case():
         async with listening() as (_, address, _links):
             pass
@@ -169,6 +181,8 @@ def test_a_host_that_takes_connections_and_stays_silent_is_told_apart():
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_another_version_is_told_what_this_side_speaks(version, caplog):
+    """Case 51."""
+
     async def case():
         async with listening() as (_, address, _links), raw_connection(address) as sock:
             sock.send(HEADER.pack(MAGIC, version, MessageType.CLIENT_HELLO, 5) + b"hello")
@@ -184,6 +198,8 @@ def test_another_version_is_told_what_this_side_speaks(version, caplog):
 
 
 def test_random_bytes_end_the_connection_at_once():
+    """Case 51."""
+
     async def case():
         async with listening() as (_, address, links):
             for size in (1, 9, 40, 1033, 5000):

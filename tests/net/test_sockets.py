@@ -24,6 +24,8 @@ from tests.net.helpers import (
 
 
 def test_a_busy_port_names_the_process_that_has_it():
+    """Case 52."""
+
     async def case():
         async with listening() as (_, address, _links), listening("second") as (second, _, _more):
             await second.close()
@@ -50,6 +52,8 @@ def test_a_port_range_gives_its_first_free_port():
 
 
 def test_a_look_up_that_fails_once_is_asked_again(monkeypatch):
+    """Case 48."""
+
     async def case():
         async with listening() as (_, address, _links):
             real, failed = sockets.resolve, set()
@@ -67,6 +71,8 @@ def test_a_look_up_that_fails_once_is_asked_again(monkeypatch):
 
 
 def test_a_family_that_answers_late_holds_nobody_up(monkeypatch):
+    """Case 48."""
+
     async def case():
         async with listening() as (_, address, _links):
             real, slow = sockets.resolve, asyncio.Event()
@@ -87,6 +93,8 @@ def test_a_family_that_answers_late_holds_nobody_up(monkeypatch):
 
 
 def test_the_second_address_of_a_name_is_tried_when_the_first_refuses(monkeypatch):
+    """Case 48."""
+
     async def case():
         async with listening() as (_, address, _links):
             with socket.create_server(("127.0.0.1", 0)) as gone:

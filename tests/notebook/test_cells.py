@@ -60,6 +60,7 @@ def test_a_template_is_filled_when_asked_for(nb: Notebook) -> None:
 
 
 def test_a_seed_gives_the_same_text_through_a_magic_and_python(nb: Notebook) -> None:
+    """Case 14."""
     nb.ok("%%mlxcel generate --max-tokens 12 --temp 1 --seed 5 -o one\nOnce upon a time")
     nb.ok("two = cluster.generate('Once upon a time', SamplingParams(max_tokens=12, temperature=1.0, seed=5))")
     assert nb.value("one.text == two.text")
@@ -86,7 +87,7 @@ def test_an_interrupt_of_waiting_python_code_leaves_the_cluster_usable(nb: Noteb
 
 
 def test_every_token_lands_in_the_cell_that_reads_it(nb: Notebook) -> None:
-    """Made in one cell, read in a second, with a third that prints in between."""
+    """Case 56: made in one cell, read in a second, with a third that prints in between."""
     nb.ok("stream = cluster.stream('1, 2, 3, 4,', SamplingParams(max_tokens=24))")
     other = nb.ok("print('other cell')")
     ran = nb.ok("for delta in stream:\n    print(delta.text, end='', flush=True)")
@@ -155,6 +156,7 @@ async def awaited():
     ],
 )
 def test_every_function_works_in_a_cell_in_a_task_and_beside_a_loop(nb: Notebook, code: str) -> None:
+    """Case 60."""
     nb.ok(EVERYWHERE)
     nb.ok(code)
 

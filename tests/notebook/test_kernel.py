@@ -128,6 +128,7 @@ _ = answer(Fast(), NotebookConsole())
 
 
 def test_five_thousand_tokens_at_full_speed_are_few_messages_and_lose_nothing(nb: Notebook) -> None:
+    """Case 59."""
     ran = nb.ok(FAST)
     assert ran.text == "".join(f"token{i} " for i in range(1, 5001)) + "\n"
     seconds = max(ran.arrivals[-1] - ran.arrivals[0], 1.0)

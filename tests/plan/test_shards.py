@@ -28,6 +28,7 @@ def test_ranks_get_whole_kv_groups_as_evenly_as_can_be() -> None:
 
 
 def test_kv_heads_are_replicated_when_there_are_fewer_than_ranks() -> None:
+    """Case 2."""
     assert heads(8, 2, 4) == [((0, 2), (0, 1)), ((2, 4), (0, 1)), ((4, 6), (1, 2)), ((6, 8), (1, 2))]
     assert heads(8, 4, 5) == [
         ((0, 1), (0, 1)), ((1, 2), (0, 1)), ((2, 4), (1, 2)), ((4, 6), (2, 3)), ((6, 8), (3, 4)),
@@ -36,6 +37,7 @@ def test_kv_heads_are_replicated_when_there_are_fewer_than_ranks() -> None:
 
 
 def test_a_size_that_cannot_work_is_refused_with_the_numbers_and_the_sizes_that_do() -> None:
+    """Case 1."""
     with pytest.raises(ConfigError, match=r"size 7 .* 6 heads and 2 kv-heads.*Sizes that work: 1-6\."):
         split_heads(6, 2, 7)
     with pytest.raises(ConfigError, match=r"whole quantisation groups \(4 heads\).*Sizes that work: 1-2\."):
