@@ -56,7 +56,7 @@ def test_a_missing_cache_is_nothing_to_move() -> None:
     ],
 )
 def test_windowed_layers_in_stages_of_their_own_are_equal(tmp_path: Path, layer_types: list[str]) -> None:
-    """Case 8: a window of 8 and chunks around it; some stages hold windowed layers alone, and masks come from elsewhere."""
+    """Case 8: a window of 8 and chunks around it; some stages hold windowed layers alone, with masks from elsewhere."""
     folder = make_tiny(tmp_path / "m", sliding_window=8, layer_types=layer_types)
     ids = [(i * 11 + 2) % 256 for i in range(41)]
 
