@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import mlxcel_nb
+from mlxcel_nb.util import times
 
 REPO = Path(__file__).parents[1]
 PACKAGE = REPO / "mlxcel_nb"
@@ -275,6 +276,33 @@ def test_a_feature_is_done_only_with_tests_that_exist() -> None:
             path, _, function = test.partition("::")
             assert (REPO / path).exists(), f"{name}: {path} is not there"
             assert not function or f"def {function}(" in (REPO / path).read_text(), f"{name}: {test} is not there"
+
+
+CASES = re.compile(r"\b[Cc]ases? (\d+(?:(?:, | and | to )\d+)*)")
+
+
+def case_numbers(text: str) -> Iterator[int]:
+    """The numbers in "Case 5", "cases 23 to 25, 29", "Cases 60 and 61"."""
+    for match in CASES.finditer(text):
+        spelled = re.sub(r"(\d+) to (\d+)", lambda m: " ".join(map(str, range(int(m[1]), int(m[2]) + 1))), match[1])
+        yield from map(int, re.findall(r"\d+", spelled))
+
+
+def test_the_table_of_cases_is_what_the_tests_say_of_themselves() -> None:
+    said: dict[int, set[str]] = {}
+    for path, text in tracked_text().items():
+        if path.parts[0] == "tests" and path.suffix == ".py" and path.name != Path(__file__).name:
+            for number in case_numbers(text):
+                said.setdefault(number, set()).add(str(path))
+    page = (REPO / "docs" / "testing.md").read_text()
+    rows = re.findall(r"^\| (\d+) \|.*\|(.*)\|$", page, re.MULTILINE)
+    assert {int(number): set(re.findall(r"`([^`]+)`", tests)) for number, tests in rows} == said
+
+
+def test_the_table_of_times_is_on_the_page() -> None:
+    page = (REPO / "docs" / "architecture.md").read_text()
+    shown = dict(re.findall(r"^\| `([A-Z_]+_S)` \| (\d+) \|", page, re.MULTILINE))
+    assert shown == {name: f"{value:g}" for name, value in vars(times).items() if name.endswith("_S")}
 
 
 def pages() -> list[Path]:
