@@ -223,12 +223,13 @@ class Worker:
             })  # fmt: skip
         except Exception as error:  # noqa: BLE001  # whatever it was, it is the answer
             log.info("load failed on %s: %s", self.node_id, trail(error))
+            wrapped = errors.wrap(error, self.node_id)
+            # Before the links go: the others will report their loss, which says less.
+            self.outbox.to_router({"type": "error", "id": order.id, "error": wrapped.to_dict()})
             for link in command.links.values():
                 link.close()
-            wrapped = errors.wrap(error, self.node_id)
             self._drop()
             command.failed()
-            self.outbox.to_router({"type": "error", "id": order.id, "error": wrapped.to_dict()})
         finally:
             self.leave()
 
