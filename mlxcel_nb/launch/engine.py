@@ -31,9 +31,22 @@ REGISTER_S = 60
 """For the hub's answer, likewise."""
 
 
+NODE_MODULES = (
+    "mlxcel_nb.runtime.node",
+    "mlxcel_nb.runtime.leader",
+    "mlxcel_nb.runtime.loading",
+    "tokenizers",
+    "jinja2.sandbox",
+)
+"""What a node and its first load import."""
+
+
 def _run_node(guard: OrphanGuard, blas: str) -> StartNode:
+    for module in NODE_MODULES:  # now, while the controller comes up, rather than while somebody waits for a load
+        importlib.import_module(module)
+
     def start(request: JoinRequest, secret: Secret) -> Address:
-        from mlxcel_nb.runtime.node import Node, NodeConfig  # only now: it imports MLX
+        from mlxcel_nb.runtime.node import Node, NodeConfig  # not at the top: MLX comes after its BLAS
 
         node = Node(NodeConfig(**asdict(request), blas=blas), secret)
         guard.before_end(node.stop)

@@ -10,7 +10,6 @@ epoch never hits the next one.
 
 from __future__ import annotations
 
-import importlib
 import queue
 import threading
 import time
@@ -29,9 +28,6 @@ from mlxcel_nb.util.log import get_logger, trail
 log = get_logger("runtime.worker")
 
 IDLE_WAIT_S = 5.0
-
-PRELOADED = ("mlxcel_nb.runtime.leader", "mlxcel_nb.runtime.loading", "tokenizers", "jinja2.sandbox")
-"""Imported when the thread starts, while nobody waits for a load yet."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +145,6 @@ class Worker:
 
     def _main(self) -> None:
         try:
-            for module in PRELOADED:
-                importlib.import_module(module)
             while self._turn():
                 pass
         except BaseException as error:  # noqa: BLE001  # whatever it was, it is told to all who wait
