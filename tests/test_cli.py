@@ -100,45 +100,75 @@ def test_an_install_without_a_back_end_is_told_which_extra_is_missing(tmp_path: 
     assert back_end_advice("Linux", [str(tmp_path)]) is None
 
 
+class Listening:
+    """A `net listen` that runs, and the secret it holds."""
+
+    def __init__(self, process: subprocess.Popen[str], secret: Path) -> None:
+        assert process.stdout
+        line = process.stdout.readline()
+        assert line.startswith("listening on 127.0.0.1:")
+        self.process, self.secret, self.address = process, secret, line.split()[-1]
+
+    def end(self, how: signal.Signals = signal.SIGINT) -> tuple[int, list[str]]:
+        """Its exit status, and what it said on standard error."""
+        self.process.send_signal(how)
+        _, err = self.process.communicate(timeout=10)
+        assert "Traceback" not in err
+        return self.process.returncode, err.splitlines()
+
+
 @pytest.fixture
-def listener(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Address and secret file of a `net listen` that runs."""
+def listener(tmp_path: Path) -> Iterator[Listening]:
     secret = tmp_path / "secret"
     assert run("secret", "new", str(secret)).returncode == 0
     words = [sys.executable, "-m", "mlxcel_nb", "net", "listen", "--bind", "127.0.0.1:0", "--secret-file", str(secret)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        line = process.stdout.readline()
-        assert line.startswith("listening on 127.0.0.1:")
-        yield line.split()[-1], secret
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=10)
-        assert process.returncode == 0 and err.endswith("stopped\n") and "Traceback" not in err
+        yield Listening(process, secret)
+        process.kill()
 
 
-def test_ping_prints_figures_or_one_object(listener: tuple[str, Path]) -> None:
-    address, secret = listener
-    ran = run("net", "ping", address, "--secret-file", str(secret), "--count", "3", "--rekey-every", "2")
+def test_ping_prints_figures_or_one_object(listener: Listening) -> None:
+    ran = run(
+        "net", "ping", listener.address, "--secret-file", str(listener.secret), "--count", "3", "--rekey-every", "2"
+    )
     assert ran.returncode == 0, ran.stderr
     assert "aes-256-gcm" in ran.stdout and "3 pings of 64 bytes" in ran.stdout
-    ran = run("net", "ping", address, "--secret-file", str(secret), "--size", "1048576", "--count", "2", "--json")
+    ran = run(
+        *("net", "ping", listener.address, "--secret-file", str(listener.secret)),
+        *("--size", "1048576", "--count", "2", "--json"),
+    )
     done = json.loads(ran.stdout)
     assert (done["size"], done["count"], len(done["round_trips_s"])) == (1048576, 2, 2) and done["bytes_per_s"] > 0
+    assert listener.end() == (0, ["stopped"])
 
 
-def test_a_ping_that_is_not_let_in_says_why_and_fails(listener: tuple[str, Path], tmp_path: Path) -> None:
-    address, secret = listener
+def test_a_ping_that_is_not_let_in_says_why_and_fails_and_so_does_the_listener(
+    listener: Listening, tmp_path: Path
+) -> None:
+    """Cases 50 and 51."""
     other = tmp_path / "other"
     run("secret", "new", str(other))
+    secret = str(listener.secret)
     for words, says in [
         (["--secret-file", str(other)], "authentication failed with host 127.0.0.1"),
-        (["--secret-file", str(secret), "--suite", "chacha20-poly1305"], "Choose the same --suite"),
-        (["--secret-file", str(secret), "--cluster", "other"], "another cluster"),
+        (["--secret-file", secret, "--suite", "chacha20-poly1305"], "Choose the same --suite"),
+        (["--secret-file", secret, "--cluster", "other"], "another cluster"),
         ([], "no cluster secret was given"),
     ]:
-        ran = run("net", "ping", address, *words)
+        ran = run("net", "ping", listener.address, *words)
         assert (ran.returncode, ran.stdout) == (1, "") and says in ran.stderr
         assert len(ran.stderr.splitlines()) == 1 and "Traceback" not in ran.stderr
+    status, said = listener.end(signal.SIGTERM)
+    assert status == 1
+    assert [line.startswith("refused: ") for line in said] == [True, True, True, False, False]
+    assert "does not know the secret" in said[0] and "aes-256-gcm" in said[1] and "'other'" in said[2]
+    assert said[3] == "stopped" and said[4].startswith("error: nobody was let in; refused were 1 for another secret, ")
+    assert said[5:] == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_listener_to_whom_nobody_came_ends_well(listener: Listening, how: signal.Signals) -> None:
+    assert listener.end(how) == (0, ["stopped"])
 
 
 GENERATE = ("generate", "--model", "smollm2-135m", "--prompt", "The capital of France is")

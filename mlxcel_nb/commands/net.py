@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 from typing import Any
 
 from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
+from mlxcel_nb.commands.console import Console
 from mlxcel_nb.commands.dispatch import Context
-from mlxcel_nb.errors import SecretError
+from mlxcel_nb.errors import Refused, SecretError
 from mlxcel_nb.net import ping as logic
 from mlxcel_nb.notebook.display import View, note
 from mlxcel_nb.util.loop import LoopThread
@@ -18,13 +20,30 @@ PING_S = 60.0
 """For one ping and its share of the handshake; each step inside has a shorter deadline of its own."""
 
 
-def listen(args: argparse.Namespace, context: Context) -> int:
-    """Handler of `net listen`. Ctrl-C is its ordinary end."""
-    try:
-        asyncio.run(logic.listen(args.bind, _secret(args), echo=context.console.say, **_options(args)))
-    except KeyboardInterrupt:
-        context.console.remark(note("stopped"))
-    return 0
+def listen(args: argparse.Namespace, context: Context) -> None:
+    """Handler of `net listen`. Ctrl-C and SIGTERM are its ordinary ends; no stranger can end it.
+
+    Raises:
+        Refused: at the end, when peers came that were set up differently and no other.
+    """
+    visits = asyncio.run(_until_signal(args, context.console))
+    context.console.remark(note("stopped"))
+    if visits.in_vain:
+        raise Refused(f"nobody was let in; refused were {visits}", advice="Give both sides the same.")
+
+
+async def _until_signal(args: argparse.Namespace, console: Console) -> logic.Visits:
+    stop = asyncio.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    return await logic.listen(
+        args.bind,
+        _secret(args),
+        echo=console.say,
+        warn=lambda line: console.remark(note(f"refused: {line}")),
+        stop=stop,
+        **_options(args),
+    )
 
 
 def ping(args: argparse.Namespace, context: Context) -> None:

@@ -19,7 +19,16 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.errors import AuthenticationFailed, ConfigError, HandshakeError, MlxcelError, Refused
+from mlxcel_nb.errors import (
+    AuthenticationFailed,
+    ClusterMismatch,
+    ConfigError,
+    HandshakeError,
+    MlxcelError,
+    Refused,
+    SuiteMismatch,
+    VersionMismatch,
+)
 from mlxcel_nb.net.addresses import is_numeric, normal_ip
 from mlxcel_nb.net.admission import Admission, Answer
 from mlxcel_nb.net.link import Link, peer_address
@@ -41,6 +50,9 @@ ACCEPT_PAUSE_S = 0.2
 LOG_EVERY_S = 10.0
 """One line per address and kind of failure in this time: a flood of strangers does not become a flood of logs."""
 
+MISMATCHES = frozenset(error.code for error in (AuthenticationFailed, VersionMismatch, SuiteMismatch, ClusterMismatch))
+"""What `counts` calls peers that cannot be let in because the two sides were set up differently."""
+
 _VERDICTS = {
     Answer.ADMIT: VerdictCode.ACCEPTED,
     Answer.CAPACITY: VerdictCode.CAPACITY,
@@ -60,6 +72,7 @@ class Listener:
         configured: addresses the configuration names per node id: other sources are refused for it.
         hello: merged into our first control frame.
         rekey_every: frames after which this side takes its next key.
+        on_mismatch: told of each peer whose secret, version, suite or cluster is another, in place of the log.
     """
 
     def __init__(
@@ -71,8 +84,10 @@ class Listener:
         configured: Mapping[str, Collection[str]] | None = None,
         hello: Mapping[str, Any] | None = None,
         rekey_every: int | None = None,
+        on_mismatch: Callable[[str], object] | None = None,
     ) -> None:
         self._identity = identity
+        self._on_mismatch = on_mismatch
         self._secrets = [s if isinstance(s, Secret) else Secret(s) for s in secrets]
         self._on_link = on_link
         self._hello = hello
@@ -317,6 +332,9 @@ class Listener:
 
     def _complain(self, ip: str, kind: str, text: str) -> None:
         self.counts[kind] += 1
+        if self._on_mismatch is not None and kind in MISMATCHES:
+            self._on_mismatch(text)
+            return
         now = time.monotonic()
         if now - self._logged.get((ip, kind), -LOG_EVERY_S) < LOG_EVERY_S:
             return

@@ -7,6 +7,7 @@ wire, so nothing is asked of it beyond what the wire promises.
 from __future__ import annotations
 
 import asyncio
+import collections
 import secrets
 import statistics
 import time
@@ -21,7 +22,7 @@ from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.dial import dial
 from mlxcel_nb.net.link import Link, PeerInfo
-from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.net.listener import MISMATCHES, Listener
 from mlxcel_nb.wire.frames import MAX_FILLER, MAX_FRAMES, PING_BYTES
 from mlxcel_nb.wire.hello import Identity, suite_number
 
@@ -33,6 +34,9 @@ SIZE = 64
 
 PONG_S = 10.0
 """For one pong with the largest filler over a slow line."""
+
+WARNINGS, WARNINGS_S = 20, 10.0
+"""A listener prints at most so many refusals in so many seconds; all are counted."""
 
 LISTENER_ROLE, VISITOR_ROLE = "listener", "visitor"
 
@@ -108,6 +112,48 @@ class PingReport:
         return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Visits:
+    """Who came while a listener was there.
+
+    Args:
+        refused: how many were turned away for another secret, version, suite or cluster, by the error's code.
+    """
+
+    accepted: int
+    refused: dict[str, int]
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether all who came were turned away."""
+        return bool(self.refused) and not self.accepted
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} for {_WHY[code]}" for code, count in sorted(self.refused.items()))
+
+
+_WHY = {
+    "authentication": "another secret",
+    "version": "another version",
+    "suite": "another cipher suite",
+    "cluster-name": "another cluster",
+}
+
+
+class _Warnings:
+    """Passes lines on at once, but no more than a person reads when somebody knocks and knocks."""
+
+    def __init__(self, warn: Callable[[str], object]) -> None:
+        self._warn = warn
+        self._said: collections.deque[float] = collections.deque(maxlen=WARNINGS)
+
+    def __call__(self, line: str) -> None:
+        now = time.monotonic()
+        if len(self._said) < WARNINGS or now - self._said[0] > WARNINGS_S:
+            self._said.append(now)
+            self._warn(line)
+
+
 async def listen(
     bind: str,
     secret: Secret,
@@ -118,12 +164,15 @@ async def listen(
     rekey_every: int | None = None,
     previous_secret: Secret | None = None,
     echo: Callable[[str], object] = print,
+    warn: Callable[[str], object] | None = None,
     ready: Callable[[Address], object] | None = None,
-) -> None:
-    """Answer pings at `bind` until cancelled; frames that are no pings are dropped.
+    stop: asyncio.Event | None = None,
+) -> Visits:
+    """Answer pings at `bind` until `stop` is set or it is cancelled; frames that are no pings are dropped.
 
     Args:
         echo: prints a line, `listening on HOST:PORT` being the first.
+        warn: prints a line for each peer that is turned away; the log has it otherwise.
         ready: told the address as well, for callers that do not read lines.
 
     Raises:
@@ -145,17 +194,20 @@ async def listen(
             links.discard(link)
 
     known = [secret] if previous_secret is None else [secret, previous_secret]
-    listener = Listener(identity, known, on_link=take, rekey_every=rekey_every)
+    on_mismatch = _Warnings(warn) if warn is not None else None
+    listener = Listener(identity, known, on_link=take, rekey_every=rekey_every, on_mismatch=on_mismatch)
     address = await listener.start(where.host, where.port)
     try:
         echo(f"listening on {address}")
         if ready is not None:
             ready(address)
-        await asyncio.get_running_loop().create_future()
+        await (stop or asyncio.Event()).wait()
     finally:
         await listener.close()
         for link in list(links):
             link.close("the listener ends")
+    refused = {code: count for code, count in listener.counts.items() if code in MISMATCHES}
+    return Visits(accepted=listener.counts["established"], refused=refused)
 
 
 async def ping(

@@ -6,15 +6,25 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from mlxcel_nb.cluster.address import Address
-from mlxcel_nb.errors import AuthenticationFailed, ClusterMismatch, ConfigError, PeerLost, SuiteMismatch
+from mlxcel_nb.errors import (
+    AuthenticationFailed,
+    ClusterMismatch,
+    ConfigError,
+    HandshakeError,
+    PeerLost,
+    SuiteMismatch,
+)
+from mlxcel_nb.net import ping as ping_module
 from mlxcel_nb.net.ping import listen, ping
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.frames import MAX_FILLER, FrameReader, Kind, Opener, Sealer
 from mlxcel_nb.wire.handshake import ClientHandshake
+from mlxcel_nb.wire.hello import HEADER, MAGIC
 from tests.net.helpers import OTHER_SECRET, SECRET, identity, raw_connection, run, shake_hands
 
 
@@ -127,3 +137,75 @@ def test_many_visitors_at_once():
             assert len({report.peer.incarnation for report in reports}) == 1
 
     run(case())
+
+
+def test_a_listener_says_at_once_whom_it_turned_away_and_counts_them():
+    async def case():
+        stop = asyncio.Event()
+        warned: list[str] = []
+        ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+        listening = asyncio.ensure_future(
+            listen("127.0.0.1:0", SECRET, echo=_ignore, warn=warned.append, ready=ready.set_result, stop=stop)
+        )
+        address = await ready
+        options: dict[str, Any]
+        mismatches: dict[str, dict[str, Any]] = {
+            "authentication failed with host 127.0.0.1": {"secret": OTHER_SECRET},
+            "this side aes-256-gcm": {"suite": "chacha20-poly1305"},
+            "asked for cluster 'west', this side belongs to 'mlxcel'": {"cluster": "west"},
+        }
+        for says, options in mismatches.items():
+            with pytest.raises(HandshakeError):
+                await ping(address, **{"secret": SECRET, **options})
+            await until(lambda: warned)
+            assert says in warned.pop() and not warned
+        async with raw_connection(address) as sock:
+            await asyncio.get_running_loop().sock_sendall(sock, HEADER.pack(MAGIC, 4, 1, 0))
+            await until(lambda: warned)
+            assert "speaks handshake version 4, this side version 5" in warned.pop()
+        stop.set()
+        visits = await listening
+        assert visits.in_vain
+        assert visits.refused == {"authentication": 1, "suite": 1, "cluster-name": 1, "version": 1}
+        assert "1 for another secret" in str(visits)
+
+    run(case())
+
+
+def test_strangers_at_a_listener_count_for_nothing_and_a_guest_outweighs_all_that_were_refused():
+    async def case(guest: bool) -> bool:
+        stop = asyncio.Event()
+        ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+        listening = asyncio.ensure_future(
+            listen("127.0.0.1:0", SECRET, echo=_ignore, ready=ready.set_result, stop=stop)
+        )
+        address = await ready
+        async with raw_connection(address) as sock:
+            await asyncio.get_running_loop().sock_sendall(sock, b"GET / HTTP/1.1\r\n\r\n")
+        if guest:
+            with pytest.raises(AuthenticationFailed):
+                await ping(address, OTHER_SECRET)
+            await ping(address, SECRET, count=1)
+        stop.set()
+        return (await listening).in_vain
+
+    assert not run(case(guest=False))
+    assert not run(case(guest=True))
+
+
+def test_knocking_again_and_again_fills_no_screen():
+    said: list[str] = []
+    warnings = ping_module._Warnings(said.append)
+    for _ in range(1000):
+        warnings("no")
+    assert len(said) == ping_module.WARNINGS
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def _ignore(_line: str) -> None:
+    pass
