@@ -1,7 +1,8 @@
 """`mlxcel-nb`: the command tree in a shell.
 
-Exit status: 0 done, 1 an error (one line on standard error), 2 a line that does not parse, 130 stopped by Ctrl-C,
-143 by SIGTERM. Results go to standard output, everything else to standard error.
+Exit status: 0 done, 1 an error (a line on standard error, and under it the last words of processes that are missing),
+2 a line that does not parse, 130 stopped by Ctrl-C, 143 by SIGTERM; to `net listen` these two are ordinary ends.
+Results go to standard output, everything else to standard error.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageProblem as problem:
         return _fail(str(problem), status=2)
     except MlxcelError as problem:
-        return _fail(str(problem))
+        return _fail(*problem.lines())
     except KeyboardInterrupt:
         return _fail("interrupted", status=INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has seen enough; Python's own last flush must not fail again
@@ -64,6 +65,6 @@ def _terminate(_signum: int, _frame: FrameType | None) -> None:
     sys.exit(TERMINATED)
 
 
-def _fail(message: str, *, status: int = 1) -> int:
-    print(f"error: {message}", file=sys.stderr)
+def _fail(message: str, *notes: str, status: int = 1) -> int:
+    print("\n".join([f"error: {message}", *notes]), file=sys.stderr)
     return status

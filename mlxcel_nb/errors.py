@@ -1,8 +1,8 @@
 """Every error a user can meet, in one hierarchy.
 
 An error names the node it happened on, the cause, and what to do. It is one or two lines in a cell or a
-terminal, and a plain dict on the wire, so an error raised on rank 3 reads the same in the notebook.
-Anybody may raise these; nothing here does I/O.
+terminal, and a plain dict on the wire, so an error raised on rank 3 reads the same in the notebook. Notes that were
+added to it (the last words of a process that is gone) follow, indented. Anybody may raise these; nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -39,15 +39,26 @@ class MlxcelError(Exception):
 
     def at(self, node: str) -> MlxcelError:
         """The same error with `node` filled in where none was named yet."""
-        return self if self.node else type(self)(self.cause, node=node, advice=self.advice)
+        if self.node:
+            return self
+        moved = type(self)(self.cause, node=node, advice=self.advice)
+        for note in getattr(self, "__notes__", ()):
+            moved.add_note(note)
+        return moved
 
     def to_dict(self) -> dict[str, Any]:
         """What travels in a control frame."""
         return {"code": self.code, "node": self.node, "cause": self.cause, "advice": self.advice}
 
+    def lines(self) -> list[str]:
+        """What a user is shown: the error, then its notes, indented."""
+        notes = [line for note in getattr(self, "__notes__", ()) for line in note.splitlines()]
+        return [str(self), *(f"    {_printable(line)}".rstrip() for line in notes)]
+
     def _render_traceback_(self) -> list[str]:
         """IPython shows this instead of forty lines of frames."""
-        return [f"{type(self).__name__}: {self}"]
+        first, *notes = self.lines()
+        return [f"{type(self).__name__}: {first}", *notes]
 
 
 def _rebuild(cls: type[MlxcelError], cause: str, node: str | None, advice: str | None) -> MlxcelError:
@@ -191,14 +202,17 @@ def _subclasses(cls: type[MlxcelError]) -> list[type[MlxcelError]]:
     return found
 
 
+def _printable(text: str) -> str:
+    """`text` from elsewhere on one line: it ends up in terminals and logs."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
 def from_dict(data: dict[str, Any]) -> MlxcelError:
     """The error a peer reported, on one line. Unknown codes become a plain `MlxcelError`."""
 
     def text(key: str) -> str | None:
         value = data.get(key)
-        if not isinstance(value, str):
-            return None
-        return "".join(char if char.isprintable() else " " for char in value)  # it ends up in terminals and logs
+        return _printable(value) if isinstance(value, str) else None
 
     kinds = {cls.code: cls for cls in _subclasses(MlxcelError)}
     cls = kinds.get(text("code") or "", MlxcelError)
