@@ -7,12 +7,12 @@ import site
 from collections.abc import Mapping
 from pathlib import Path
 
+from mlxcel_nb.util.cores import usable_cores
+
 
 def threads_for(n: int) -> int:
     """BLAS threads of each of `n` engines on this machine: the cores shared out, at least one."""
-    affinity = getattr(os, "sched_getaffinity", None)  # a container or taskset may leave us fewer than there are
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cores // n)
+    return max(1, usable_cores() // n)
 
 
 def child_environment(environ: Mapping[str, str], threads: int) -> dict[str, str]:

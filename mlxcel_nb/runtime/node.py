@@ -9,6 +9,7 @@ from its members, on the links that were made for this instance.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import platform
 import socket
@@ -19,27 +20,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxcel_nb import errors
-from mlxcel_nb.cluster.address import Address, parse_address
+from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import Busy, Cancelled, ClusterError, MlxcelError, PeerLost, WireError
 from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.dial import dial
 from mlxcel_nb.net.hot import MAX_SPIN_S, HotLink
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.runtime.gathering import Pair, gather_links
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, failed_end, field
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.runtime.worker import Generate, Load, Outbox, Stop, Unload, Worker
 from mlxcel_nb.util import times
+from mlxcel_nb.util.cores import usable_cores
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.util.loop import LoopThread
 from mlxcel_nb.wire.handshake import Identity
 
 log = get_logger("runtime.node")
 
-LINKS_S = 20.0
-"""For the members of an instance to find each other."""
+Gathering = asyncio.Task[dict[int, Pair]]
 
 MAX_WAITING = 64
 """Requests that may wait for the one under way; one more is told the model is busy."""
@@ -98,6 +99,7 @@ class Node:
         self._requests: dict[str, tuple[Generate, ControlLink]] = {}
         self._router_seen = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gathering: dict[ControlLink, Gathering] = {}
         self.stopped = threading.Event()
 
     # -- life -------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ class Node:
             self.stopped.set()
 
     async def _stop(self) -> None:
-        for task in list(self._tasks):
+        for task in [*self._tasks, *self._gathering.values()]:
             task.cancel()
         self._rendezvous.close()
         for link in [*self._routers, *self._witnesses.values()]:
@@ -227,6 +229,7 @@ class Node:
         if link in self._routers:
             self._routers.discard(link)
             self._router_seen = time.monotonic()
+            self._stop_gathering(link)
             for request, owner in list(self._requests.values()):
                 if owner is link:
                     self._cancel(request, "its router is gone")
@@ -279,46 +282,47 @@ class Node:
     def _load(self, link: ControlLink, order: LoadOrder) -> None:
         if self._order is not None:
             raise ClusterError(f"holds {self._order.model} already", advice="Unload it first.")
-        order.place(self.config.node_id)  # an order without a place for this node is refused while it is still free
+        me = order.place(self.config.node_id)  # one without a place for this node is refused while it is still free
         self._order = order
-        self._spawn(self._gather(link, order))
+        links = gather_links(order, me, self._identity(), self._secret, self._rendezvous)
+        gathering = self._gathering[link] = asyncio.get_running_loop().create_task(links)
+        gathering.add_done_callback(functools.partial(self._gathered, link, order, me))
 
-    async def _gather(self, link: ControlLink, order: LoadOrder) -> None:
-        """Open and await the links of this instance, then hand the load to the MLX thread."""
-        me = order.place(self.config.node_id)
-        hot: dict[int, HotLink] = {}
-        # Polling pays only while every rank has a core; engines of one cluster may share this host.
-        spin_s = MAX_SPIN_S if (os.cpu_count() or 1) >= order.layout.size else 0.0
-        try:
-            ends = [b if a == me else a for a, b in order.layout.edges() if me in (a, b)]
-            pairs = await asyncio.gather(*(self._meet(order, me, other) for other in ends))
-            for other, (hot_link, witness) in zip(ends, pairs, strict=True):
-                hot[other] = HotLink(hot_link, spin_s=spin_s)
-                self._witnesses[order.members[other].node_id] = self._control(witness)
-        except MlxcelError as error:
-            self._forget(order)
-            link.send({"type": "error", "id": order.id, "error": errors.wrap(error, self.config.node_id).to_dict()})
-            return
-        self._worker.post(Load(order, me, hot, lambda: self._io.soon(self._forget, order)))
+    def _gathered(self, link: ControlLink, order: LoadOrder, me: int, gathering: Gathering) -> None:
+        """The links of `order` are open: hand the load to the MLX thread. Or they are not, or nobody wants them now."""
+        wanted = self._gathering.get(link) is gathering
+        if wanted:
+            del self._gathering[link]
+        pairs = {} if gathering.cancelled() or gathering.exception() else gathering.result()
+        if gathering.cancelled() or not wanted:
+            for pair in pairs.values():
+                pair.close()
+            self._give_up(link, order, Cancelled("stopped before its links to the other members were open"))
+        elif error := gathering.exception():
+            self._give_up(link, order, error)
+        else:
+            # Polling pays only while every rank has a core; engines of one cluster may share this host.
+            spin_s = MAX_SPIN_S if usable_cores() >= order.layout.size else 0.0
+            hot = {other: HotLink(pair.hot, spin_s=spin_s) for other, pair in pairs.items()}
+            for other, pair in pairs.items():
+                self._witnesses[order.members[other].node_id] = self._control(pair.witness)
+            self._worker.post(Load(order, me, hot, lambda: self._io.soon(self._forget, order)))
 
-    async def _meet(self, order: LoadOrder, me: int, other: int) -> tuple[Link, Link]:
-        """The hot link to `other` and the control link beside it that witnesses its life."""
-        peer = order.members[other]
-        links = []
-        for kind in ("hot", "witness"):
-            if me < other:
-                links.append(await dial(
-                    self._identity(), self._secret, parse_address(peer.address), expect_node_id=peer.node_id,
-                    hello={"link": kind, "instance": order.instance},
-                ))  # fmt: skip
-            else:
-                links.append(await self._rendezvous.wait((order.instance, peer.node_id, kind), LINKS_S))
-        return links[0], links[1]
+    def _stop_gathering(self, link: ControlLink) -> None:
+        """What `link` ordered to be loaded is not wanted any more."""
+        if gathering := self._gathering.pop(link, None):
+            gathering.cancel()
+
+    def _give_up(self, link: ControlLink, order: LoadOrder, error: BaseException) -> None:
+        """The load of `order` ends before it began."""
+        self._forget(order)
+        link.send({"type": "error", "id": order.id, "error": errors.wrap(error, self.config.node_id).to_dict()})
 
     def _forget(self, order: LoadOrder) -> None:
-        """Close the witnesses of `order`; this node is free again."""
-        if self._order is order:
-            self._order = None
+        """Close the witnesses of `order`, if it is still the one: this node is free again."""
+        if self._order is not order:
+            return
+        self._order = None
         for member in order.members:
             if link := self._witnesses.pop(member.node_id, None):
                 link.close("model unloaded")
@@ -326,6 +330,8 @@ class Node:
     def _unload(self, link: ControlLink, request_id: str) -> None:
         """Stop what runs, drop the model, then answer."""
         order = self._order
+        for loader in list(self._gathering):
+            self._stop_gathering(loader)
         for request, _ in list(self._requests.values()):
             self._cancel(request, "the model is being unloaded")
         self._worker.abort(-1, Cancelled("the model is being unloaded"))

@@ -6,7 +6,6 @@ Runs on the node's loop. A link may arrive before this node has its own load ord
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from mlxcel_nb.errors import PeerLost
 from mlxcel_nb.net.link import Link
@@ -48,21 +47,34 @@ class Rendezvous:
         Raises:
             PeerLost: it did not arrive in time.
         """
+        future = self._future(key)
         try:
-            link = await asyncio.wait_for(asyncio.shield(self._future(key)), deadline_s)
+            async with asyncio.timeout(deadline_s):
+                link = await asyncio.shield(future)
         except TimeoutError:
+            self._give_up(key)
             raise PeerLost(f"did not open its {key[2]} link within {deadline_s:g} s", node=key[1]) from None
-        finally:
-            future = self._futures.pop(key, None)
-            if future is not None and not future.done():
-                future.cancel()
+        except asyncio.CancelledError:
+            self._give_up(key)
+            raise
+        self._futures.pop(key, None)
         return link
 
+    def _give_up(self, key: Key) -> None:
+        """Nobody waits for `key` any more; a link that arrived at this very moment is closed."""
+        future = self._futures.pop(key, None)
+        if future is None:
+            return
+        if future.done() and not future.cancelled():
+            future.result().close()
+        else:
+            future.cancel()
+
+    def drop(self, instance: str) -> None:
+        """Forget what there is of `instance`."""
+        for key in [key for key in self._futures if key[0] == instance]:
+            self._give_up(key)
+
     def close(self) -> None:
-        for future in self._futures.values():
-            if future.done():
-                with contextlib.suppress(Exception):
-                    future.result().close()
-            else:
-                future.cancel()
-        self._futures.clear()
+        for key in list(self._futures):
+            self._give_up(key)
