@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import secrets
 import threading
 import time
@@ -26,12 +25,14 @@ from mlxcel_nb.cluster.layout import Layout, make_layout
 from mlxcel_nb.cluster.names import check_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
 from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError, PeerLost, RequestError, WireError
+from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.store import resolve
+from mlxcel_nb.net.link import local_versions
 from mlxcel_nb.plan.shards import check_tp
-from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, field
 from mlxcel_nb.util import times
 
 START_S = 60.0
@@ -48,7 +49,7 @@ class Cluster:
         name: shown in status and bound into the handshake; a random one when None.
         secret: the cluster secret; a random one of 32 bytes when None.
         deadline: seconds the start may take.
-        threads: cores for each engine; cores / n when None.
+        threads: cores for each engine; the cores this process may use, shared out, when None.
         step_s: a step of generation that makes no progress for this long fails.
 
     Use it as a context manager, or call `start` and `stop`.
@@ -69,7 +70,7 @@ class Cluster:
         self.n = n
         self.name = check_name("cluster name", name) if name is not None else f"mlxcel-{secrets.token_hex(3)}"
         self.deadline = deadline
-        self.threads = threads or max(1, (os.cpu_count() or 1) // n)
+        self.threads = threads or threads_for(n)
         self.step_s = step_s
         self.nodes: list[EngineInfo] = []
         self._secret = secret or random_secret()
@@ -193,6 +194,7 @@ class Cluster:
         pp: int = 1,
         layers: str | None = None,
         dtype: str = "auto",
+        allow_code: bool = False,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> LoadReport:
         """Split `model` over the first `tp * pp` engines and make one token with it.
@@ -203,6 +205,7 @@ class Cluster:
             pp: pipeline stages.
             layers: manual stages, e.g. "0-3,4-29".
             dtype: "auto" computes in float32 on a CPU and as stored elsewhere; "float32"; "native".
+            allow_code: let a folder that is Python code of its own run it on the engines; else it is refused.
 
         Raises:
             ConfigError: a split that cannot work, before anything is read. ModelError: files. MlxcelError: a node.
@@ -210,11 +213,11 @@ class Cluster:
         router = self._running()
         if self._model is not None:
             raise ClusterError(f"{self._model.model} is loaded", advice="Unload it first.")
-        path = resolve(model)
+        path = resolve(model, allow_code=allow_code)
         info = model_info(path)
         layout = make_layout(info.layers, tp=tp, pp=pp, layers=layers)
         check_tp(json.loads((path / "config.json").read_text()), layout.tp)
-        order = self._order(router, str(path), layout, dtype)
+        order = self._order(router, str(path), layout, dtype, allow_code)
         started = time.monotonic()
         self._leader = order.members[0].node_id
         try:
@@ -229,7 +232,7 @@ class Cluster:
         self._model = loading.report(model, order, loaded, time.monotonic() - started)
         return self._model
 
-    def _order(self, router: Router, path: str, layout: Layout, dtype: str) -> LoadOrder:
+    def _order(self, router: Router, path: str, layout: Layout, dtype: str, allow_code: bool) -> LoadOrder:
         alive = [node for node in self.nodes if node.node_id in router.alive()]
         if layout.size > len(alive):
             raise ConfigError(
@@ -244,6 +247,7 @@ class Cluster:
             members=tuple(Member(node_id=n.node_id, address=str(n.address)) for n in alive[: layout.size]),
             dtype=dtype,
             step_s=self.step_s,
+            allow_code=allow_code,
         )
 
     def unload(self) -> None:
@@ -314,7 +318,7 @@ class Cluster:
         stream = Stream(
             leader=leader,
             cancel=cancel,
-            progress=lambda: int(router.ask(leader, {"type": "status"})["status"]["progress"]),
+            progress=lambda: field(field(router.ask(leader, {"type": "status"}), "status", dict), "progress", int),
             explain=self._explain,
             close=close,
             stall_s=self.step_s + times.DEAD_S,
@@ -355,6 +359,9 @@ class Cluster:
         if router is None:
             return ClusterStatus(name=self.name, router_id="", state="stopped", nodes=(), links=(), model=None)
         nodes, links = status.gather(router, self.nodes, self._exits)
+        differing = status.differing(
+            {router.node_id: local_versions(), **{node.node_id: node.versions for node in nodes}}
+        )
         return ClusterStatus(
             name=self.name,
             router_id=router.node_id,
@@ -363,7 +370,8 @@ class Cluster:
             links=links,
             model=self._model,
             last=self._last,
-            warnings=status.warnings(nodes, self._exits),
+            differing=differing,
+            warnings=status.warnings(nodes, differing, self._exits),
         )
 
     # -- for await --------------------------------------------------------------------------------
@@ -392,6 +400,15 @@ class Cluster:
     async def astatus(self) -> ClusterStatus:
         return await asyncio.to_thread(self.status)
 
+    async def astream(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+    ) -> Stream:
+        return await asyncio.to_thread(self.stream, prompt, params, messages=messages)
+
     async def agenerate(
         self,
         prompt: str | Sequence[int] | None = None,
@@ -400,7 +417,7 @@ class Cluster:
         messages: list[dict[str, Any]] | None = None,
     ) -> Completion:
         """`generate` for `await`; cancelling the task cancels the request on every rank."""
-        stream = await asyncio.to_thread(self.stream, prompt, params, messages=messages)
+        stream = await self.astream(prompt, params, messages=messages)
         try:
             async for _ in stream:
                 pass

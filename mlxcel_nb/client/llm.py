@@ -19,6 +19,7 @@ class LLM:
     Args:
         model: an alias, a folder, a GGUF file or a hub id.
         tensor_parallel_size, pipeline_parallel_size: ranks and stages; one engine for each pair.
+        allow_code: let a model folder's own Python code run on the engines.
         cluster: use this running cluster instead of starting one; it is not stopped then.
         options: passed on to `Cluster`.
 
@@ -34,13 +35,16 @@ class LLM:
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         dtype: str = "auto",
+        allow_code: bool = False,
         cluster: Cluster | None = None,
         **options: Any,
     ) -> None:
         self._owned = cluster is None
         self.cluster = cluster or Cluster(tensor_parallel_size * pipeline_parallel_size, **options).start()
         try:
-            self.report = self.cluster.load(model, tp=tensor_parallel_size, pp=pipeline_parallel_size, dtype=dtype)
+            self.report = self.cluster.load(
+                model, tp=tensor_parallel_size, pp=pipeline_parallel_size, dtype=dtype, allow_code=allow_code
+            )
         except BaseException:
             if self._owned:
                 self.cluster.stop()
@@ -60,8 +64,20 @@ class LLM:
         self, messages: Conversation | Sequence[Conversation], params: SamplingParams | None = None
     ) -> list[Completion]:
         """One answer per conversation, rendered with the model's chat template."""
-        several = [messages] if not messages or isinstance(messages[0], dict) else messages
-        return [self.cluster.generate(params=params, messages=list(conversation)) for conversation in several]  # type: ignore[arg-type]
+        return [self.cluster.generate(params=params, messages=each) for each in _conversations(messages)]
+
+    async def agenerate(
+        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """`generate` for `await`; cancelling the task cancels the request under way."""
+        several = [prompts] if isinstance(prompts, str) else prompts
+        return [await self.cluster.agenerate(prompt, params) for prompt in several]
+
+    async def achat(
+        self, messages: Conversation | Sequence[Conversation], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """`chat` for `await`."""
+        return [await self.cluster.agenerate(params=params, messages=each) for each in _conversations(messages)]
 
     def close(self) -> None:
         """Unload the model; stop the engines if this object started them."""
@@ -77,3 +93,9 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """A conversation alone, or several, as a list of them. An empty list is an empty conversation."""
+    alone = not messages or isinstance(messages[0], dict)
+    return [list(each) for each in ([messages] if alone else messages)]  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from mlxcel_nb import errors
 from mlxcel_nb.client.report import LoadProgress, LoadReport, PartReport
 from mlxcel_nb.client.router import Router
 from mlxcel_nb.errors import MlxcelError, StepTimeout
-from mlxcel_nb.runtime.protocol import LoadOrder
+from mlxcel_nb.runtime.protocol import LoadOrder, field
 
 STALL_S = 60.0
 """Loading fails when no node reports progress for this long."""
@@ -51,23 +51,33 @@ def load_parts(
                     raise StepTimeout(f"no progress for {STALL_S:g} s while {doing[stuck]}", node=stuck) from None
                 continue
             heard = time.monotonic()
-            kind = message["type"]
+            kind = message.get("type")
             if kind == "loaded":
-                loaded[node] = message
+                loaded[node] = _checked(message)
             elif kind == "progress":
-                doing[node] = f"loading {message['what']}"
+                news = LoadProgress(
+                    node_id=node,
+                    what=field(message, "what", str),
+                    done_bytes=field(message, "done_bytes", int),
+                    total_bytes=field(message, "total_bytes", int),
+                )
+                doing[node] = f"loading {news.what}"
                 if on_progress is not None:
-                    on_progress(LoadProgress(
-                        node_id=node, what=message["what"],
-                        done_bytes=message["done_bytes"], total_bytes=message["total_bytes"],
-                    ))  # fmt: skip
+                    on_progress(news)
             elif kind == "lost" and node in doing:
-                error = explain(errors.from_dict(message["error"]))
+                error = explain(errors.from_dict(field(message, "error", dict)))
                 raise type(error)(f"{error.cause} while {doing[node]}", node=node, advice=error.advice)
             elif kind == "error":
-                raise explain(errors.from_dict(message["error"]))
+                raise explain(errors.from_dict(field(message, "error", dict)))
     finally:
         router.close_inbox(order.id)
+    return loaded
+
+
+def _checked(loaded: dict[str, Any]) -> dict[str, Any]:
+    """What a node says it loaded, when it says it in full."""
+    for name, kind in (("planned_bytes", int), ("resident_bytes", int), ("dtype", str), ("warnings", list)):
+        field(loaded, name, kind)
     return loaded
 
 

@@ -129,11 +129,21 @@ class NodeReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VersionReport:
+    """One of several versions of a library, and the nodes that have it."""
+
+    library: str
+    version: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterStatus:
     """Everything `%mlxcel status` shows.
 
     Args:
-        warnings: e.g. libraries that differ between nodes.
+        differing: libraries of which nodes, or the notebook, have different versions.
+        warnings: what a user should know, in words.
     """
 
     name: str
@@ -143,4 +153,5 @@ class ClusterStatus:
     links: tuple[LinkReport, ...]
     model: LoadReport | None
     last: Completion | None = None
+    differing: tuple[VersionReport, ...] = ()
     warnings: tuple[str, ...] = ()

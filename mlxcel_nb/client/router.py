@@ -20,6 +20,7 @@ from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import ClusterError, PeerLost, StepTimeout
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.dial import dial
+from mlxcel_nb.runtime.protocol import field
 from mlxcel_nb.util import times
 from mlxcel_nb.util.loop import LoopThread
 from mlxcel_nb.wire import messages
@@ -96,7 +97,7 @@ class Router:
         finally:
             self.close_inbox(request_id)
         if answer.get("type") in ("error", "lost"):
-            raise errors.from_dict(answer["error"])
+            raise errors.from_dict(field(answer, "error", dict))
         return answer
 
     def state(self, node_id: str) -> tuple[str, str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlxcel_nb.client.report import LinkReport, NodeReport
+from mlxcel_nb.client.report import LinkReport, NodeReport, VersionReport
 from mlxcel_nb.client.router import Router
 from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.launch.local import EngineInfo
+from mlxcel_nb.runtime.protocol import field
 
 ANSWER_S = 2.0
 """A node that says nothing for this long is shown as it was last seen."""
@@ -39,7 +41,8 @@ def gather(
 def _ask(router: Router, node_id: str) -> dict[str, Any]:
     if node_id in router.alive():
         with contextlib.suppress(MlxcelError):
-            facts: dict[str, Any] = router.ask(node_id, {"type": "status"}, timeout=ANSWER_S)["status"]
+            answer = router.ask(node_id, {"type": "status"}, timeout=ANSWER_S)
+            facts: dict[str, Any] = field(answer, "status", dict)
             return facts
     return {}
 
@@ -77,16 +80,31 @@ def _link(source: str, target: str, info: dict[str, Any]) -> LinkReport:
     )
 
 
-def warnings(nodes: Sequence[NodeReport], exits: Mapping[str, str]) -> tuple[str, ...]:
-    """What a user should know: libraries that differ between nodes, a control plane that has ended."""
+def differing(versions: Mapping[str, Mapping[str, str]]) -> tuple[VersionReport, ...]:
+    """Libraries that are not the same everywhere: who has which.
+
+    Args:
+        versions: of each node, by library.
+    """
     found: dict[str, dict[str, list[str]]] = {}
-    for node in nodes:
-        for library, version in node.versions.items():
-            found.setdefault(library, {}).setdefault(version, []).append(node.node_id)
-    lines = [
-        f"{library} differs: " + ", ".join(f"{version} on {' '.join(who)}" for version, who in sorted(by.items()))
+    for node_id, libraries in versions.items():
+        for library, version in libraries.items():
+            found.setdefault(library, {}).setdefault(version, []).append(node_id)
+    return tuple(
+        VersionReport(library=library, version=version, nodes=tuple(nodes))
         for library, by in sorted(found.items())
         if len(by) > 1
+        for version, nodes in sorted(by.items())
+    )
+
+
+def warnings(
+    nodes: Sequence[NodeReport], versions: Sequence[VersionReport], exits: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What a user should know: libraries that differ, a control plane that has ended."""
+    lines = [
+        f"{library} differs: " + ", ".join(f"{each.version} on {' '.join(each.nodes)}" for each in group)
+        for library, group in itertools.groupby(versions, lambda each: each.library)
     ]
     lines += [f"{name}: {how}" for name, how in exits.items() if name not in {node.node_id for node in nodes}]
     return tuple(lines)

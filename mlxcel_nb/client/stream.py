@@ -12,8 +12,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from mlxcel_nb import errors
-from mlxcel_nb.client.report import Completion, Delta, Timings
+from mlxcel_nb.client import answer
+from mlxcel_nb.client.report import Completion, Delta
 from mlxcel_nb.errors import MlxcelError, StepTimeout, WireError
 
 POLL_S = 0.1
@@ -128,37 +128,37 @@ class Stream:
         return self.completion
 
     def _take(self, message: dict[str, Any]) -> Delta | None:
-        kind = message.get("type")
-        if kind in ("lost", "error"):
-            self._finish("error", message, errors.from_dict(message["error"]))
-            return None
-        # An end without a number comes from a node whose leader could not count: it ends the answer where it is.
-        if message.get("seq") not in (self._seq, None):
-            self._finish("error", {}, WireError(f"frame {self._seq} of the answer is missing", node=self._leader))
+        try:
+            frame = answer.read(message)
+            if frame.seq not in (self._seq, None):
+                raise WireError(f"frame {self._seq} of the answer is missing")
+        except WireError as error:
+            self.cancel()
+            self._fail(error.at(self._leader))
             return None
         self._seq += 1
-        tokens = tuple(message["tokens"])
-        self.text += message["text"]
-        self.token_ids += tokens
-        if kind == "end":
-            failure = message.get("error")
-            self._finish(message["finish_reason"], message, errors.from_dict(failure) if failure else None)
-        return Delta(message["text"], tokens) if message["text"] else None
+        self.text += frame.text
+        self.token_ids += frame.tokens
+        if frame.end is not None:
+            self._finish(frame.end)
+        return Delta(frame.text, frame.tokens) if frame.text else None
 
-    def _finish(self, reason: str, message: dict[str, Any], error: MlxcelError | None) -> None:
-        usage = message.get("usage") or {}
-        self.error = self._explain(error) if error else None
+    def _finish(self, end: answer.End) -> None:
+        self.error = self._explain(end.error) if end.error else None
         self.completion = Completion(
             text=self.text,
             token_ids=self.token_ids,
-            finish_reason=reason,
-            prompt_tokens=usage.get("prompt_tokens", 0),
-            generation_tokens=usage.get("generation_tokens", len(self.token_ids)),
-            timings=Timings(**(message.get("timings") or {})),
-            layout=message.get("layout", ""),
-            stop_reason=message.get("stop_reason"),
+            finish_reason=end.finish_reason,
+            prompt_tokens=end.prompt_tokens or 0,
+            generation_tokens=len(self.token_ids) if end.generation_tokens is None else end.generation_tokens,
+            timings=end.timings,
+            layout=end.layout,
+            stop_reason=end.stop_reason,
         )
         self._close()
+
+    def _fail(self, error: MlxcelError) -> None:
+        self._finish(answer.End(finish_reason="error", error=error))
 
     def _check_stall(self) -> None:
         """Silence is legal while the leader's progress counter moves."""
@@ -168,7 +168,7 @@ class Stream:
         try:
             counter = self._progress()
         except MlxcelError as error:
-            self._finish("error", {}, error)
+            self._fail(error)
             assert self.error is not None
             raise self.error from None
         if counter != self._counter:
@@ -176,6 +176,6 @@ class Stream:
             return
         if now - max(self._heard, self._moved) > self._stall_s:
             self.cancel()
-            self._finish("error", {}, StepTimeout(f"no progress for {self._stall_s:g} s", node=self._leader))
+            self._fail(StepTimeout(f"no progress for {self._stall_s:g} s", node=self._leader))
             assert self.error is not None
             raise self.error

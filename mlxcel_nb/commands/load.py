@@ -36,7 +36,8 @@ def load(args: argparse.Namespace, context: Context) -> None:
 def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet: bool = False) -> None:
     """Load what `args` name on the cluster, with a progress bar that becomes the report, unless `quiet`."""
     with console.progress(f"Loading {args.model}") as progress:
-        resolve(args.model, progress=fetch_meter(progress))  # a fetch takes minutes: it moves the same bar
+        # A fetch takes minutes: it moves the same bar.
+        resolve(args.model, allow_code=args.allow_code, progress=fetch_meter(progress))
         meter = Meter(progress)
         report = held.cluster.load(
             args.model,
@@ -44,6 +45,7 @@ def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet:
             pp=args.pp,
             layers=args.layers,
             dtype=args.dtype,
+            allow_code=args.allow_code,
             on_progress=meter,
         )
         if not quiet:

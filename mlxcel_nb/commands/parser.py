@@ -243,6 +243,7 @@ def _what_to_load(leaf: Tree, *, positional: bool) -> None:
     leaf.add(
         "--dtype", choices=DTYPES, default="auto", help="auto (default) is float32 on CPUs and as stored elsewhere"
     )
+    leaf.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else it is refused")
 
 
 def _model(tree: Tree) -> None:
@@ -258,7 +259,11 @@ def _model(tree: Tree) -> None:
 
 def _net(tree: Tree) -> None:
     group = tree.group("net", "try the encrypted data plane between two hosts")
-    listen = group.leaf("listen", "answer pings until stopped", "net:listen", where=Where.SHELL)
+    detail = (
+        "Every peer that is turned away is a line on standard error. Exit status at the end: 1 when peers came with "
+        "another secret, version, cipher suite or cluster and nobody else did, else 0."
+    )
+    listen = group.leaf("listen", "answer pings until stopped", "net:listen", where=Where.SHELL, detail=detail)
     listen.add("--bind", metavar="HOST:PORT", default="127.0.0.1:0", help="where to listen (default 127.0.0.1:0)")
     _peer(listen)
     ping = group.leaf("ping", "measure round trips and bandwidth to a node", "net:ping")

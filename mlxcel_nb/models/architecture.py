@@ -3,7 +3,7 @@
 `import mlx_lm` runs its `__init__`, which pulls in transformers: 1.5 s and 40 MB an engine has no use for. A model's
 own file needs neither, so the package is entered by the side: a module that stands for it, and runs the real
 `__init__` only when somebody asks for a name in it. Call from the MLX thread (importing a model imports MLX).
-A model folder's own Python code is never run.
+A model folder's own Python code is run only when the user has allowed that, and only from that folder.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxcel_nb.errors import ModelError
+from mlxcel_nb.models.info import refuse_code
 
 SAME_AS = {"mistral": "llama", "iquestcoder": "llama", "xverse": "llama", "kimi_k2": "deepseek_v3",
            "minimax_m2": "minimax", "falcon_mamba": "mamba", "qwen2_5_vl": "qwen2_vl"}  # fmt: skip
@@ -48,11 +49,11 @@ def enter_mlx_lm() -> None:
     sys.modules["mlx_lm"] = package
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, *, allow_code: bool = False) -> dict[str, Any]:
     """The model's config.json.
 
     Raises:
-        ModelError: absent, malformed, or asking for Python code of the folder's own.
+        ModelError: absent, malformed, or asking for Python code of the folder's own that is not allowed.
     """
     file = folder / "config.json"
     try:
@@ -65,26 +66,62 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{file} is not JSON") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelError(f"{file} names no model_type")
-    if config.get("model_file"):
-        raise ModelError(
-            f"{folder} wants to run its own Python code ({config['model_file']})",
-            advice="Models with code of their own are refused; use one of an architecture mlx-lm knows.",
-        )
+    refuse_code(folder, config, allow_code=allow_code)
     return config
 
 
 def module_name(config: dict[str, Any]) -> str:
-    """Which file of mlx-lm holds the model: `llama` for a Mistral."""
-    return SAME_AS.get(config["model_type"], config["model_type"])
+    """Which file of mlx-lm holds the model: `llama` for a Mistral. A file of the folder's own goes by its own name."""
+    return config.get("model_file") or SAME_AS.get(config["model_type"], config["model_type"])
 
 
-def build(config: dict[str, Any]) -> Any:
+def build(config: dict[str, Any], folder: Path | None = None) -> Any:
     """The whole model with lazy, random weights that take no memory until something reads them.
+
+    Args:
+        config: from `read_config`, which has refused what is not allowed.
+        folder: where a `model_file` of the config lies.
 
     Raises:
         ModelError: an architecture mlx-lm does not have, or a config it does not accept.
     """
     enter_mlx_lm()
+    file = _own_file(folder, config) if folder is not None and config.get("model_file") else _file_of_mlx_lm(config)
+    try:
+        model = file.Model(file.ModelArgs.from_dict(config))
+    except (TypeError, ValueError, KeyError, AssertionError) as error:
+        whose = config.get("model_file") or "mlx-lm"
+        raise ModelError(f"{whose} does not accept this config.json: {error}") from error
+    model.eval()
+    return model
+
+
+def _own_file(folder: Path, config: dict[str, Any]) -> Any:
+    """The folder's own file, run as a module: it has `Model` and `ModelArgs`, as each of mlx-lm's has."""
+    name = config["model_file"]
+    path = folder / str(name)
+    if not isinstance(name, str) or Path(name).name != name or path.suffix != ".py":
+        raise ModelError(f"config.json: model_file {name!r:.80} is not the name of a Python file in the folder")
+    if not path.is_file():
+        raise ModelError(
+            f"{path} is missing: this model is Python code of its own, and code does not travel",
+            advice="Put the file there yourself, on every machine.",
+        )
+    spec = importlib.util.spec_from_file_location(f"mlxcel_nb_own_model.{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # as an import does: dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except SystemExit:
+        raise ModelError(f"{path} ended with SystemExit") from None
+    if not (hasattr(module, "Model") and hasattr(module, "ModelArgs")):
+        raise ModelError(f"{path} has no Model and ModelArgs")
+    return module
+
+
+def _file_of_mlx_lm(config: dict[str, Any]) -> Any:
     name = module_name(config)
     if not name.isidentifier():
         raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm")
@@ -98,9 +135,4 @@ def build(config: dict[str, Any]) -> Any:
         raise ModelError(f"model type {config['model_type']!r} needs a package that is not installed") from None
     if not hasattr(file, "Model"):
         raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm")
-    try:
-        model = file.Model(file.ModelArgs.from_dict(config))
-    except (TypeError, ValueError, KeyError, AssertionError) as error:
-        raise ModelError(f"mlx-lm does not accept this config.json: {error}") from error
-    model.eval()
-    return model
+    return file

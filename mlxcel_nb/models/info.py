@@ -111,12 +111,16 @@ def model_info(path: str | Path) -> ModelInfo:
     )
 
 
-def refuse_code(folder: Path, *, allow_code: bool = False) -> None:
-    """Raise if the model in `folder` is Python code of its own and the user has not allowed that."""
-    if not allow_code and (what := wanted_code(read_json(folder / "config.json"))):
+def refuse_code(folder: Path, config: Mapping[str, Any] | None = None, *, allow_code: bool = False) -> None:
+    """Raise if the model in `folder` is Python code of its own and the user has not allowed that.
+
+    Args:
+        config: what its config.json says, if that has been read already.
+    """
+    if not allow_code and (what := wanted_code(read_json(folder / "config.json") if config is None else config)):
         raise ModelError(
             f"the model in {folder} wants to run its own Python code ({what})",
-            advice="Such models are refused; use one of an architecture that mlx-lm knows.",
+            advice="If you trust it, allow that with --allow-code, in Python allow_code=True.",
         )
 
 

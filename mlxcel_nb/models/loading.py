@@ -60,6 +60,7 @@ def load_part(
     progress: Callable[[LoadProgress], None] | None = None,
     check: Callable[[], None] | None = None,
     memory: Callable[[], MemoryRoom] = room,
+    allow_code: bool = False,
 ) -> LoadedPart:
     """Load `part` of the model folder `path`.
 
@@ -71,6 +72,7 @@ def load_part(
         progress: called after each block of weights.
         check: called between reads; what it raises ends the loading.
         memory: how much room there is, asked before each block.
+        allow_code: run the folder's own model file, if its config names one.
 
     Raises:
         ConfigError: a split this model does not allow. ModelError: files that are not what they should be.
@@ -79,9 +81,11 @@ def load_part(
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}", advice=f"Use one of {', '.join(DTYPES)}.")
     folder = Path(path)
-    config = architecture.read_config(folder)
+    config = architecture.read_config(folder, allow_code=allow_code)
     entries = weight_files(folder)
-    model = architecture.build(config)
+    model = architecture.build(config, folder)
+    if config.get("model_file") and part.tp_size > 1:
+        raise ConfigError("no tensor plan for a model that is Python code of its own", advice="Use --tp 1.")
     skeleton = stages.find_skeleton(model, part.n_layers)
     if skeleton is None and len(getattr(model, "layers", [None] * part.n_layers)) != part.n_layers:
         raise ConfigError(f"the model has {len(model.layers)} layers, not {part.n_layers}")
@@ -127,8 +131,12 @@ def load_part(
         vocab_size=_number(config, "vocab_size"),
         dtype=weights.activations(blocks[-1].names),
         planned_bytes=sum(sizes),
-        warnings=weights.warnings,
+        warnings=[*_of_code(config), *weights.warnings],
     )
+
+
+def _of_code(config: dict[str, Any]) -> list[str]:
+    return [f"the model runs Python code of its own ({name})"] if (name := config.get("model_file")) else []
 
 
 def _target(dtype: str) -> mx.Dtype | None:

@@ -44,6 +44,10 @@ def status_view(status: ClusterStatus) -> View:
         title += f": {model.model}, {model.layout}, {model.dtype}"
     notes = [] if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
+    if status.differing:
+        columns = [Column("library"), Column("version"), Column("nodes")]
+        differing = [[each.library, each.version, ", ".join(each.nodes)] for each in status.differing]
+        views.append(table("Versions that differ", columns, differing))
     if status.links:
         views.append(_links(status.links))
     if status.last:

@@ -51,6 +51,6 @@ def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -
         all_reduce=fabric.all_reduce if layout.tp > 1 else None,
         progress=progress,
         check=worker.check,
+        allow_code=order.allow_code,
     )
     return Instance(order, me, part, fabric)
-

@@ -41,7 +41,7 @@ def field(message: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> 
         WireError: absent or of another type; the message's type and the field are named.
     """
     value = message.get(name)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise WireError(f"message {message.get('type')!r}: field {name!r} is {type(value).__name__}")
     return value
 
@@ -64,6 +64,7 @@ class LoadOrder:
         model: folder on the node.
         members: mesh order, see `Layout`.
         step_s: a step without progress fails after this many seconds.
+        allow_code: the user lets the folder's own Python code run; the code itself is never sent.
     """
 
     id: str
@@ -73,6 +74,7 @@ class LoadOrder:
     members: tuple[Member, ...]
     dtype: str
     step_s: float
+    allow_code: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -84,6 +86,7 @@ class LoadOrder:
             "members": [[m.node_id, m.address] for m in self.members],
             "dtype": self.dtype,
             "step_s": self.step_s,
+            "allow_code": self.allow_code,
         }
 
     @classmethod
@@ -100,6 +103,7 @@ class LoadOrder:
             members=members,
             dtype=field(message, "dtype", str),
             step_s=float(field(message, "step_s", (int, float))),
+            allow_code=field(message, "allow_code", bool),
         )
 
     def place(self, node_id: str) -> int:

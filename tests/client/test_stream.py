@@ -114,3 +114,54 @@ def test_a_stream_can_be_awaited() -> None:
         return [delta.text async for delta in wire.stream]
 
     assert asyncio.run(read()) == ["x"]
+
+
+GOOD_END = {"type": "end", "seq": 0, "text": "", "tokens": [], "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"type": 7},
+        {"type": "shout", "seq": 0, "text": "a", "tokens": []},
+        {"type": "delta"},
+        {"type": "delta", "seq": 0, "text": "a"},
+        {"type": "delta", "seq": 0, "text": b"a", "tokens": []},
+        {"type": "delta", "seq": "0", "text": "a", "tokens": []},
+        {"type": "delta", "seq": None, "text": "a", "tokens": []},
+        {"type": "delta", "seq": False, "text": "a", "tokens": []},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": "abc"},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1, "2"]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [-1]},
+        {"type": "error"},
+        {"type": "lost", "error": "gone"},
+        {k: v for k, v in GOOD_END.items() if k != "finish_reason"},
+        {**GOOD_END, "finish_reason": "boredom"},
+        {**GOOD_END, "finish_reason": "error"},
+        {**GOOD_END, "error": "no"},
+        {**GOOD_END, "usage": [1]},
+        {**GOOD_END, "usage": {"prompt_tokens": "many"}},
+        {**GOOD_END, "usage": {"generation_tokens": -1}},
+        {**GOOD_END, "timings": 3},
+        {**GOOD_END, "timings": {"ttft_s": "soon"}},
+        {**GOOD_END, "timings": {"ttft_s": True}},
+        {**GOOD_END, "layout": {}},
+        {**GOOD_END, "stop_reason": 1},
+    ],
+    ids=str,
+)
+def test_a_frame_that_is_none_ends_the_stream_with_one_wire_error_and_the_request_too(message: dict[str, Any]) -> None:
+    """Case 49: from an engine that proved the secret and is broken all the same."""
+    wire = Wire()
+    wire.stream.put("engine-0", message)
+    with pytest.raises(WireError, match="engine-0: "):
+        wire.stream.result()
+    assert wire.stream.completion is not None and wire.stream.completion.finish_reason == "error"
+    assert (wire.cancelled, wire.closed) == (1, 1)
+
+
+def test_timings_of_a_newer_leader_are_left_out() -> None:
+    wire = Wire()
+    wire.stream.put("engine-0", {**GOOD_END, "timings": {"ttft_s": 0.5, "dreams_s": 9}})
+    assert wire.stream.result().timings.ttft_s == 0.5

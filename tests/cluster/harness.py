@@ -40,34 +40,89 @@ def on_engine(cluster: Cluster, node_id: str, function: Callable[..., Any], *arg
     return client[engine].apply_async(function, *args).get(timeout=10)
 
 
-def raise_in_forward(call: int) -> None:
-    """On an engine: the model's part raises at its `call`-th step from now, once."""
+def this_node() -> Any:
+    """On an engine: its node."""
     import gc
 
     from mlxcel_nb.runtime.node import Node
 
-    node = next(o for o in gc.get_objects() if isinstance(o, Node))
-    part = node._worker.instance.part
+    return next(o for o in gc.get_objects() if isinstance(o, Node))
+
+
+def raise_in_layer(index: int, call: int) -> None:
+    """On an engine: the feed-forward of the `index`-th layer it holds raises at its `call`-th run from now, once.
+
+    With several ranks the others wait in that layer's second all-reduce by then, whose first is done.
+    """
+    from mlxcel_nb.models.stages import Watched
+
+    layers = this_node()._worker.instance.part.skeleton.layers
+    mlp = [layer.layer for layer in layers if isinstance(layer, Watched)][index].mlp
+    own: Any = type(mlp)
+    seen = 0
+
+    class Struck(own):  # type: ignore[misc]
+        def __call__(self, x: Any) -> Any:
+            nonlocal seen
+            seen += 1
+            if seen == call:
+                self.__class__ = own
+                raise ZeroDivisionError(f"struck in layer {index + 1}")
+            return super().__call__(x)
+
+    mlp.__class__ = Struck
+
+
+def die_in_step(call: int) -> None:
+    """On an engine: the process kills itself at the beginning of its `call`-th step from now."""
+    import os
+    import signal
+
+    part = this_node()._worker.instance.part
     forward, seen = part.forward, 0
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         nonlocal seen
         seen += 1
         if seen == call:
-            part.forward = forward
-            raise ZeroDivisionError("struck in layer 3")
+            os.kill(os.getpid(), signal.SIGKILL)
         return forward(*args, **kwargs)
 
     part.forward = wrapped
 
 
+def when_loaded(function: Callable[..., None], *args: Any) -> None:
+    """On an engine: call `function` as soon as the next part is loaded, before its first step."""
+    import importlib
+
+    loading: Any = importlib.import_module("mlxcel_nb.runtime.loading")
+    load = loading.load
+
+    def struck(worker: Any, *arguments: Any) -> Any:
+        loading.load = load
+        worker.instance = load(worker, *arguments)
+        function(*args)
+        return worker.instance
+
+    loading.load = struck
+
+
+def draw(tokens: list[int]) -> None:
+    """On an engine: requests draw these tokens in turn, whatever the logits are; none: their own again."""
+    from mlxcel_nb.models import sampling
+
+    own: Any = vars(sampling).setdefault("own_sample", sampling.Sampler.sample)
+    left = iter(tokens)
+
+    def sample(self: Any, logits: Any) -> Any:
+        return own(self, logits)._replace(token=next(left))
+
+    sampling.Sampler.sample = sample if tokens else own  # type: ignore[method-assign]
+
+
 def raise_in_load(call: int) -> None:
     """On an engine: loading raises at its `call`-th look for an abort, once."""
-    import gc
-
-    from mlxcel_nb.runtime.node import Node
-
-    worker = next(o for o in gc.get_objects() if isinstance(o, Node))._worker
+    worker = this_node()._worker
     check, seen = worker.check, 0
 
     def wrapped() -> None:

@@ -1,32 +1,27 @@
-"""Cases of CASES.md that need whole engines: sampling, threads, stops, readiness, memory, files, sleep."""
+"""Cases that need whole engines and share two of them: sampling, text, threads, stops, readiness, files, code."""
 
 from __future__ import annotations
 
-import os
 import re
-import resource
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
-import psutil
 import pytest
 
 from mlxcel_nb.client import cluster as cluster_module
 from mlxcel_nb.client.cluster import Cluster
-from mlxcel_nb.errors import ClusterError, MlxcelError, ModelError, NodeFailed, OutOfMemory, RequestError
+from mlxcel_nb.client.llm import LLM
+from mlxcel_nb.errors import MlxcelError, ModelError, NodeFailed, RequestError
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.store import resolve
-from tests.cluster.harness import nothing_left, on_engine, pid_of, raise_in_forward, wait_until
+from tests.cluster.harness import draw, nothing_left, on_engine, pid_of, wait_until
 from tests.tiny import make_tiny
 
+ENGINES = ("engine-0", "engine-1")
 LAYOUTS = [{"tp": 2}, {"pp": 2}]
 HOT = 30.0
 """Tiny echoes its last token with great certainty; this much heat makes every token likely."""
@@ -52,44 +47,56 @@ def loaded(request: pytest.FixtureRequest, engines: Cluster, tiny: str) -> Itera
     engines.unload()
 
 
-def record_steps() -> None:
-    """On an engine: keep the ids of every decode step from now on."""
-    from mlxcel_nb.runtime import execution
+def record() -> None:
+    """On an engine: keep the ids that every decode step is fed, and every token that is drawn, from now on."""
+    from mlxcel_nb.models.sampling import Sampler
+    from mlxcel_nb.runtime.execution import Execution
 
-    run = execution.Execution.run
-    execution.seen = []  # type: ignore[attr-defined]
+    cls: Any = Execution
+    if not hasattr(cls, "fed"):
+        run, sample = Execution.run, Sampler.sample
 
-    def recording(self: Any, step: Any) -> Any:
-        if not step.prefill:
-            execution.seen.append((step.epoch, step.step, tuple(step.tokens)))  # type: ignore[attr-defined]
-        return run(self, step)
+        def recorded_run(self: Any, step: Any) -> Any:
+            if not step.prefill:
+                cls.fed.append((step.epoch, step.step, tuple(step.tokens)))
+            return run(self, step)
 
-    execution.Execution.run = recording  # type: ignore[method-assign]
+        def recorded_sample(self: Any, logits: Any) -> Any:
+            sampled = sample(self, logits)
+            cls.drawn.append(sampled.token)
+            return sampled
+
+        cls.run, Sampler.sample = recorded_run, recorded_sample  # type: ignore[method-assign]
+    cls.fed, cls.drawn = [], []
 
 
-def recorded_steps() -> list[tuple[int, int, tuple[int, ...]]]:
-    from mlxcel_nb.runtime import execution
+def recorded() -> tuple[list[tuple[int, int, tuple[int, ...]]], list[int]]:
+    from mlxcel_nb.runtime.execution import Execution
 
-    return list(execution.seen)  # type: ignore[attr-defined]
+    cls: Any = Execution
+    return cls.fed, cls.drawn
 
 
-def test_every_rank_runs_the_same_tokens_also_after_a_cancelled_request(engines: Cluster, tiny: str) -> None:
-    """Case 13."""
-    engines.load(tiny, tp=2)
-    for node in ("engine-0", "engine-1"):
-        on_engine(engines, node, record_steps)
-    stream = engines.stream("first", WARM)
+def test_every_rank_runs_the_tokens_that_were_drawn_also_after_a_cancelled_request(loaded: Cluster) -> None:
+    """Case 13: tensor ranks all run the same; of two stages the first is fed what the last one drew."""
+    for node in ENGINES:
+        on_engine(loaded, node, record)
+    stream = loaded.stream("first", WARM)
     wait_until(lambda: stream.next(1.0), deadline_s=10, what="the first text")
     stream.cancel()
     assert stream.result().finish_reason == "cancelled"
-    answer = engines.generate("second", WARM)
+    answer = loaded.generate("second", WARM)
     assert answer.generation_tokens == 200
-    leader, follower = (on_engine(engines, node, recorded_steps) for node in ("engine-0", "engine-1"))
-    last = leader[-1][0]
-    ran = [ids[0] for epoch, _, ids in leader if epoch == last]
-    assert ran == list(answer.token_ids[:-1])
-    assert [step for step in follower if step[0] == last] == [step for step in leader if step[0] == last]
-    engines.unload()
+    (fed, drawn), (fed_1, drawn_1) = (on_engine(loaded, node, recorded) for node in ENGINES)
+    assert loaded.model is not None
+    two_stages = loaded.model.layout == "pp2"
+    assert (drawn_1 if two_stages else drawn)[-200:] == list(answer.token_ids)
+    assert (drawn if two_stages else drawn_1) == [], "one place samples"
+    last = fed[-1][0]
+    steps = [step for step in fed if step[0] == last]
+    assert [ids for _, _, ids in steps] == [(token,) for token in answer.token_ids[:-1]]
+    told = [(epoch, step, () if two_stages else ids) for epoch, step, ids in steps]
+    assert [step for step in fed_1 if step[0] == last] == told
 
 
 def test_a_seed_repeats_the_text_and_no_seed_does_not(loaded: Cluster) -> None:
@@ -116,6 +123,74 @@ def test_any_thread_may_ask(loaded: Cluster) -> None:
     assert len(answers) == 3 and len(set(answers)) == 1
 
 
+TEXT = "🙂 汉字 é 👩‍👩‍👧"
+
+
+@pytest.fixture
+def drawing(loaded: Cluster) -> Iterator[Callable[[bytes], None]]:
+    """Makes whoever samples draw the bytes of a text: tiny's tokens are bytes."""
+    assert loaded.model is not None
+    sampler = "engine-1" if loaded.model.layout == "pp2" else "engine-0"
+    yield lambda text: on_engine(loaded, sampler, draw, list(text))
+    on_engine(loaded, sampler, draw, [])
+
+
+def test_characters_come_whole_from_tokens_that_are_bytes(loaded: Cluster, drawing: Callable[[bytes], None]) -> None:
+    """Case 16."""
+    drawing(TEXT.encode())
+    stream = loaded.stream("say", SamplingParams(max_tokens=len(TEXT.encode())))
+    deltas = [delta.text for delta in stream]
+    assert deltas == list(TEXT)
+    assert stream.result().token_ids == tuple(TEXT.encode())
+
+
+def test_a_character_that_max_tokens_cuts_is_flushed_once(loaded: Cluster, drawing: Callable[[bytes], None]) -> None:
+    """Case 16."""
+    data = TEXT.encode()
+    for length in range(1, len(data)):
+        drawing(data)
+        stream = loaded.stream("say", SamplingParams(max_tokens=length))
+        deltas = [delta.text for delta in stream]
+        answer = stream.result()
+        assert (answer.token_ids, answer.finish_reason) == (tuple(data[:length]), "length")
+        assert "".join(deltas) == answer.text == data[:length].decode("utf-8", "replace")
+        assert "\ufffd" not in "".join(deltas[:-1]) and "" not in deltas
+        assert deltas[-1].count("\ufffd") == (not TEXT.startswith(answer.text))
+
+
+@pytest.mark.parametrize(
+    ("says", "shown", "stop"),
+    [
+        ("one\ntwo</answer>three\n\nfour", "one\ntwo", "</answer>"),
+        ("one\n\ntwo</answer>", "one", "\n\n"),
+        ("one</answe\n\n", "one</answe", "\n\n"),
+    ],
+)
+def test_the_first_of_two_stop_strings_cuts(
+    loaded: Cluster, drawing: Callable[[bytes], None], says: str, shown: str, stop: str
+) -> None:
+    """Case 18, in tokens of one character."""
+    drawing(says.encode())
+    ask = SamplingParams(max_tokens=len(says), stop=("\n\n", "</answer>"))
+    stream = loaded.stream("say", ask)
+    assert "".join(delta.text for delta in stream) == shown
+    answer = stream.result()
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == (shown, "stop", stop)
+
+
+@pytest.mark.parametrize("stop", [("",), (3,), ("fine", None), 7, [b"bytes"]], ids=repr)
+def test_a_stop_that_is_no_text_or_empty_is_refused_here_and_by_the_engine(loaded: Cluster, stop: Any) -> None:
+    """Case 18: by an engine as well, whose other clients may not look."""
+    with pytest.raises(RequestError, match="stop must be non-empty strings"):
+        SamplingParams(stop=stop)
+    ask = SamplingParams(max_tokens=2, ignore_eos=True)
+    unchecked = replace(ask)
+    object.__setattr__(unchecked, "to_dict", lambda: {**ask.to_dict(), "stop": stop})
+    with pytest.raises(RequestError, match="engine-0: stop must be non-empty strings"):
+        loaded.generate("x", unchecked)
+    assert loaded.generate("x", ask).generation_tokens == 2
+
+
 def test_the_smallest_requests_are_answered_or_refused_and_the_next_one_works(loaded: Cluster) -> None:
     """Case 19."""
     ask = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -131,6 +206,18 @@ def test_the_smallest_requests_are_answered_or_refused_and_the_next_one_works(lo
         loaded.generate(messages=[], params=ask)
     assert loaded.generate("   ", ask).generation_tokens == 4
     assert loaded.generate("next", ask).token_ids == whole
+
+
+@pytest.mark.parametrize("prompts", [[""], ["fine", ""], [[]]], ids=repr)
+def test_an_empty_prompt_among_several_is_a_clear_error(engines: Cluster, tiny: str, prompts: list[Any]) -> None:
+    """Case 19, as the `LLM` of a user meets it."""
+    ask = SamplingParams(max_tokens=2, ignore_eos=True)
+    with LLM(tiny, pipeline_parallel_size=2, cluster=engines) as llm:
+        with pytest.raises(RequestError, match=r"the prompt is empty\. Give it at least one token"):
+            llm.generate(prompts, ask)
+        with pytest.raises(RequestError, match="the list of messages is empty"):
+            llm.chat([], ask)
+        assert [answer.generation_tokens for answer in llm.generate(["next", "   "], ask)] == [2, 2]
 
 
 def test_prompts_up_to_the_context_run_and_longer_ones_are_refused_before_any_rank(loaded: Cluster) -> None:
@@ -187,21 +274,6 @@ def break_next_part() -> None:
     loading.load_part = broken
 
 
-def test_too_little_memory_on_a_rank_is_found_before_the_layer_that_does_not_fit(smollm2: Path) -> None:
-    """Case 36."""
-    with nothing_left(Cluster(2)) as cluster:
-        victim = psutil.Process(pid_of(cluster, "engine-1"))
-        room = victim.memory_info().vms + 400_000_000
-        resource.prlimit(victim.pid, resource.RLIMIT_AS, (room, room))
-        with pytest.raises(OutOfMemory) as caught:
-            cluster.load(str(smollm2), pp=2)
-        assert re.search(
-            r"^engine-1: out of memory loading (layer \d+|the final norm and head), needs .*, has ", str(caught.value)
-        )
-        cluster.load(str(smollm2))
-        assert cluster.generate("The", SamplingParams(max_tokens=1, ignore_eos=True)).generation_tokens == 1
-
-
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_a_file_broken_on_a_node_is_named_with_the_node(
     damage: str, engines: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,7 +281,7 @@ def test_a_file_broken_on_a_node_is_named_with_the_node(
     """Case 44: the files went bad after the notebook looked at them."""
     folder = make_tiny(tmp_path / "tiny")
     path, info = resolve(str(folder)), model_info(folder)
-    monkeypatch.setattr(cluster_module, "resolve", lambda _model: path)
+    monkeypatch.setattr(cluster_module, "resolve", lambda _model, **_options: path)
     monkeypatch.setattr(cluster_module, "model_info", lambda _path: info)
     weights = folder / "model.safetensors"
     if damage == "missing":
@@ -220,62 +292,72 @@ def test_a_file_broken_on_a_node_is_named_with_the_node(
         engines.load(str(folder), pp=2)
 
 
-def end_mlx_thread() -> None:
-    """On an engine: the thread that owns the model ends at its next command."""
-    import gc
+OWN_CODE = """
+import os
+from pathlib import Path
 
-    from mlxcel_nb.runtime.node import Node
+from mlx_lm.models.llama import Model as Llama, ModelArgs
 
-    worker: Any = next(o for o in gc.get_objects() if isinstance(o, Node))._worker
-
-    def leave(_command: Any) -> None:
-        raise SystemError("the thread is gone")
-
-    worker._generate = leave
+Path(__file__).with_name("ran").write_text(str(os.getpid()))
 
 
-def test_a_dead_generation_thread_is_an_error_never_an_empty_answer(tiny: str) -> None:
-    """Case 15, second half: for the request it takes down, and for the next."""
-    with nothing_left(Cluster(1)) as cluster:
-        cluster.load(tiny)
-        on_engine(cluster, "engine-0", end_mlx_thread)
-        for _ in range(2):
-            with pytest.raises(MlxcelError, match="engine-0: SystemError: the thread is gone"):
-                cluster.generate("x", SamplingParams(max_tokens=2))
+class Model(Llama):
+    pass
+"""
 
 
-def test_a_sleep_of_the_whole_machine_ends_in_the_same_text_or_one_clear_error(tiny: str) -> None:
-    """Case 67: everything stops for longer than a peer may be silent, then goes on."""
-    script = Path(__file__).with_name("sleeping_owner.py")
-    command = [sys.executable, str(script), tiny]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=environment) as owner:
-        assert owner.stdout is not None and owner.stderr is not None
-        line = owner.stdout.readline()
-        assert line.startswith("streaming"), owner.stderr.read()
-        tree = psutil.Process(owner.pid)
-        family = [tree, *tree.children(recursive=True)]
-        for process in family:
-            process.send_signal(signal.SIGSTOP)
-        threading.Event().wait(8.0)  # longer than the 6 s after which a silent peer is dead
-        for process in reversed(family):
-            process.send_signal(signal.SIGCONT)
-        out, err = owner.communicate(timeout=40)
-        assert owner.returncode == 0, err
-        assert out.strip() in ("same", "one error"), out
+@pytest.fixture
+def own_code(tmp_path: Path) -> Path:
+    """Tiny, as a folder that wants its own Python code."""
+    folder = make_tiny(tmp_path / "own", model_file="own.py")
+    (folder / "own.py").write_text(OWN_CODE)
+    return folder
 
 
-def test_a_cluster_that_is_not_running_says_so() -> None:
-    cluster = Cluster(1)
-    for call in (cluster.unload, lambda: cluster.generate("x"), lambda: cluster.load("x"), lambda: cluster.router_id):
-        with pytest.raises(ClusterError, match="not running"):
-            call()
-    cluster.stop()
-    assert cluster.status().state == "stopped"
+def test_a_model_s_own_code_runs_only_when_the_user_allows_it(engines: Cluster, tiny: str, own_code: Path) -> None:
+    """Case 65: refused in a line that names the flag; allowed, it runs in the engine and nowhere else."""
+    with pytest.raises(ModelError, match=r"own Python code \(own\.py\).*--allow-code") as caught:
+        engines.load(str(own_code))
+    assert len(caught.value.lines()) == 1
+    assert not (own_code / "ran").exists()
+    ask = SamplingParams(max_tokens=4, ignore_eos=True)
+    with LLM(str(own_code), cluster=engines, allow_code=True) as llm:
+        assert (own_code / "ran").read_text() == str(pid_of(engines, "engine-0"))
+        assert llm.report.warnings == ("the model runs Python code of its own (own.py)",)
+        (answer,) = llm.generate("same", ask)
+    with LLM(tiny, cluster=engines) as llm:
+        assert llm.generate("same", ask)[0].token_ids == answer.token_ids
 
 
-def test_raise_in_forward_strikes_the_part_it_is_told_to(loaded: Cluster) -> None:
-    """The tool of the failure tests is itself able to fail a request."""
-    on_engine(loaded, "engine-1", raise_in_forward, 1)
-    with pytest.raises(NodeFailed, match="engine-1"):
-        loaded.generate("x", SamplingParams(max_tokens=2))
+def test_an_engine_refuses_code_by_itself(engines: Cluster, own_code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 65: whatever the notebook looked at."""
+    monkeypatch.setattr(cluster_module, "resolve", lambda _model, **_options: own_code)
+    with pytest.raises(ModelError, match=r"^engine-0: .*own Python code"):
+        engines.load(str(own_code))
+    assert not (own_code / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"tp": 2}, "no tensor plan for a model that is Python code of its own"),
+        ({"pp": 2}, "pipeline stages for model type own.py are not there yet"),
+        ({"config": {"model_file": "../own.py"}}, "'../own.py' is not the name of a Python file in the folder"),
+        ({"config": {"model_file": ["own.py"]}}, "is not the name of a Python file"),
+        ({"config": {"model_file": "absent.py"}}, "absent.py is missing: this model is Python code of its own"),
+        ({"code": "x = 1"}, "own.py has no Model and ModelArgs"),
+        ({"code": "import no_such_module"}, "ModuleNotFoundError: No module named 'no_such_module'"),
+        ({"code": "raise SystemExit('out')"}, "own.py ended with SystemExit"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_code_that_cannot_be_a_model_is_one_error_and_the_engine_lives(
+    engines: Cluster, own_code: Path, change: dict[str, Any], says: str
+) -> None:
+    """Case 65."""
+    if config := change.pop("config", None):
+        make_tiny(own_code, **config)
+    (own_code / "own.py").write_text(change.pop("code", OWN_CODE))
+    with pytest.raises(MlxcelError, match=re.escape(says)):
+        engines.load(str(own_code), allow_code=True, **change)
+    assert set(engines._running().alive()) == set(ENGINES)

@@ -6,8 +6,11 @@ next cluster works, no process is left.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,18 @@ from mlxcel_nb.client.stream import Stream
 from mlxcel_nb.errors import EngineLost, MlxcelError, NodeFailed, PeerLost
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.util import times
-from tests.cluster.harness import activity, nothing_left, on_engine, raise_in_forward, raise_in_load, strike, wait_until
+from tests.cluster.harness import (
+    activity,
+    die_in_step,
+    nothing_left,
+    on_engine,
+    raise_in_layer,
+    raise_in_load,
+    strike,
+    wait_until,
+    when_loaded,
+)
+from tests.tiny import make_tiny
 
 VICTIM = "engine-1"
 LAYOUTS = [{"tp": 2}, {"pp": 2}]
@@ -86,22 +100,28 @@ def test_a_lost_engine_is_named_in_time(phase: str, how: int, layout: dict[str, 
             assert stream.completion is not None and stream.completion.finish_reason == "error"
         took = time.monotonic() - struck[0]
         check_error(caught.value, how)
+        if phase == "load" and how == signal.SIGKILL:  # case 36, when the system itself kills for want of memory
+            doing = r"was killed by SIGKILL.* while loading (the embedding|layer \d+|the final norm and head)\b"
+            assert re.search(doing, str(caught.value)), caught.value
         assert took < deadline_of(how), f"took {took:.1f} s"
         wait_until(lambda: activity(cluster, "engine-0") == "idle", deadline_s=5, what="the survivor to be idle")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=layout_id)
 def test_an_exception_in_a_layer_ends_the_request_and_no_more(layout: dict[str, int], smollm2: Path) -> None:
-    """Case 25, in prefill, in decode, and while loading: the first error and its node are shown, the next one works."""
+    """Case 25, in prefill, in decode, and while loading: the first error and its node are shown, the next one works.
+
+    The third layer raises between its two all-reduces, on a follower, and on the leader when all were told to begin.
+    """
     ask = SamplingParams(max_tokens=12)
     with nothing_left(Cluster(2)) as cluster:
         cluster.load(str(smollm2), **layout)
         whole = cluster.generate("The sea is", ask)
-        for call, made in ((1, 0), (6, 5)):
-            on_engine(cluster, VICTIM, raise_in_forward, call)
+        for victim, call, made in ((VICTIM, 1, 0), (VICTIM, 6, 5), ("engine-0", 1, 0), ("engine-0", 6, 5)):
+            on_engine(cluster, victim, raise_in_layer, 2, call)
             stream = cluster.stream("The sea is", ask)
             began = time.monotonic()
-            with pytest.raises(NodeFailed, match=f"{VICTIM}: ZeroDivisionError: struck in layer 3"):
+            with pytest.raises(NodeFailed, match=f"{victim}: ZeroDivisionError: struck in layer 3"):
                 stream.result()
             assert time.monotonic() - began < PROMPT_S
             assert len(stream.token_ids) == made
@@ -127,3 +147,51 @@ def test_a_short_stop_changes_nothing(layout: dict[str, int], smollm2: Path) -> 
         time.sleep(3.0)  # the case's own figure
         strike(cluster, VICTIM, signal.SIGCONT)
         assert stream.result().token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_id)
+def test_survivors_load_again_whoever_is_killed_and_when(layout: dict[str, int], tmp_path: Path, smollm2: Path) -> None:
+    """Case 29: in the warm-up, then between tokens 5 and 6, first a follower and then the leader.
+
+    After each loss the engines that are left load again, in the end another model.
+    """
+    tiny = str(make_tiny(tmp_path / "tiny"))
+    ask = SamplingParams(max_tokens=12, ignore_eos=True)
+    with nothing_left(Cluster(4)) as cluster:
+        on_engine(cluster, "engine-1", when_loaded, die_in_step, 1)
+        with killed("engine-1"):
+            cluster.load(tiny, **layout)
+        assert cluster.model is None
+        whole: tuple[int, ...] | None = None
+        for members in (("engine-0", "engine-2"), ("engine-0", "engine-3")):
+            leader, follower = members
+            report = cluster.load(tiny, **layout)
+            assert tuple(part.node_id for part in report.parts) == members
+            whole = whole or cluster.generate("again", ask).token_ids
+            assert cluster.generate("again", ask).token_ids == whole
+            victim = follower if follower == "engine-2" else leader
+            on_engine(cluster, victim, die_in_step, 6)
+            stream = cluster.stream("again", ask)
+            with killed(victim):
+                stream.result()
+            assert stream.completion is not None and stream.completion.finish_reason == "error"
+            # What the leader said last may have died with it.
+            assert stream.token_ids in ([whole[:5]] if victim == follower else [whole[:5], whole[:4]])
+            with killed(victim):
+                cluster.generate("once more", ask)
+            cluster.unload()
+        cluster.load(tiny)
+        assert cluster.generate("again", ask).token_ids == whole
+        cluster.unload()
+        cluster.load(str(smollm2))
+        assert "Paris" in cluster.generate("The capital of France is", SamplingParams(max_tokens=8)).text
+
+
+@contextmanager
+def killed(node_id: str) -> Iterator[None]:
+    """What is inside ends in time, with the one error that says how that engine's process ended."""
+    began = time.monotonic()
+    with pytest.raises(EngineLost, match=f"^{node_id}: was killed by SIGKILL") as caught:
+        yield
+    assert time.monotonic() - began < PROMPT_S
+    assert len(caught.value.lines()) <= 2

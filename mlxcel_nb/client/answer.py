@@ -1,0 +1,103 @@
+"""What a leader's frames say of an answer, read and checked. Pure.
+
+The leader has proved that it is a member, and may still be broken or worse: whatever is missing, of another type or
+without meaning is one `WireError` that names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from mlxcel_nb import errors
+from mlxcel_nb.client.report import Timings
+from mlxcel_nb.errors import MlxcelError, WireError
+from mlxcel_nb.runtime import protocol
+
+FINISH_REASONS = frozenset({"stop", "length", "cancelled", "error"})
+
+MAX_COUNT = 2**53
+"""No count of tokens is larger: what a float still tells apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How an answer ended, by its last frame."""
+
+    finish_reason: str
+    error: MlxcelError | None = None
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    timings: Timings = field(default_factory=Timings)
+    layout: str = ""
+    stop_reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One frame: a piece of text with its tokens, and the end if it is the last.
+
+    Args:
+        seq: its number; None for an end whose maker could not count, which ends the answer where it is.
+    """
+
+    seq: int | None
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    end: End | None = None
+
+
+def read(message: dict[str, Any]) -> Frame:
+    """The frame that `message` is.
+
+    Raises:
+        WireError: it is none.
+    """
+    kind = protocol.field(message, "type", str)
+    if kind in ("lost", "error"):
+        return Frame(
+            seq=None, end=End(finish_reason="error", error=errors.from_dict(protocol.field(message, "error", dict)))
+        )
+    if kind not in ("delta", "end"):
+        raise WireError(f"an answer has no frames of type {kind!r:.40}")
+    tokens = protocol.field(message, "tokens", list)
+    if not all(type(token) is int and token >= 0 for token in tokens):
+        raise WireError(f"message {kind!r}: its tokens are not whole numbers from 0")
+    seq = None if kind == "end" and message.get("seq") is None else protocol.field(message, "seq", int)
+    end = _end(message) if kind == "end" else None
+    return Frame(seq=seq, text=protocol.field(message, "text", str), tokens=tuple(tokens), end=end)
+
+
+def _end(message: dict[str, Any]) -> End:
+    reason = protocol.field(message, "finish_reason", str)
+    if reason not in FINISH_REASONS:
+        raise WireError(f"an answer does not finish with {reason!r:.40}")
+    failure = _optional(message, "error", dict)
+    if reason == "error" and failure is None:
+        raise WireError("an answer finished with an error that is not told")
+    usage = _optional(message, "usage", dict) or {}
+    return End(
+        finish_reason=reason,
+        error=errors.from_dict(failure) if failure is not None else None,
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        generation_tokens=_count(usage, "generation_tokens"),
+        timings=_timings(_optional(message, "timings", dict) or {}),
+        layout=_optional(message, "layout", str) or "",
+        stop_reason=_optional(message, "stop_reason", str),
+    )
+
+
+def _optional(message: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    return None if message.get(name) is None else protocol.field(message, name, kind)
+
+
+def _count(usage: dict[str, Any], name: str) -> int | None:
+    count: int | None = _optional(usage, name, int)
+    if count is not None and not 0 <= count <= MAX_COUNT:
+        raise WireError(f"{name} is {count}")
+    return count
+
+
+def _timings(seconds: dict[str, Any]) -> Timings:
+    """Timings by the names that this side knows; others are of a newer leader."""
+    return Timings(**{f.name: _optional(seconds, f.name, (int, float)) for f in fields(Timings)})

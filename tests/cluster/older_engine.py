@@ -1,0 +1,15 @@
+"""An engine of which engine-1 says that its MLX is an old one."""
+
+from __future__ import annotations
+
+import sys
+
+from mlxcel_nb.launch import engine
+from mlxcel_nb.net import link
+
+if sys.argv[3] == "engine-1":
+    versions = {**link.local_versions(), "mlx": "0.0.1"}
+    link.local_versions = lambda: versions  # type: ignore[assignment]
+
+if __name__ == "__main__":
+    sys.exit(engine.main(sys.argv[1:]))
