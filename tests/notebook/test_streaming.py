@@ -97,7 +97,11 @@ def test_slow_tokens_are_written_when_they_come() -> None:
 def test_a_token_close_behind_another_waits_for_the_interval_not_for_the_next_token() -> None:
     script = Script([(0.0, "a"), (0.005, "b"), (9.0, "c")])
     script.run()
-    assert [(round(at, 3), text) for at, text in script.writes] == [(0.0, "a"), (round(1 / UPDATES_PER_S, 3), "b"), (9.0, "c")]
+    assert [(round(at, 3), text) for at, text in script.writes] == [
+        (0.0, "a"),
+        (round(1 / UPDATES_PER_S, 3), "b"),
+        (9.0, "c"),
+    ]
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.2), st.text(max_size=5)), max_size=60))
