@@ -17,6 +17,8 @@ import pytest
 
 import mlxcel_nb
 from mlxcel_nb.commands.platforms import back_end_advice, unsupported
+from tests.everywhere import EVERY_FUNCTION
+from tests.tiny import make_tiny
 
 
 def run(*words: str, timeout: float = 30, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -51,6 +53,33 @@ def test_an_error_is_one_line_on_standard_error(words: list[str], status: int, s
     assert (ran.returncode, ran.stdout) == (status, "")
     assert ran.stderr.splitlines()[-1].startswith("error: ") and says in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+NOTED = """
+import sys
+from mlxcel_nb import cli
+from mlxcel_nb.commands import dispatch
+from mlxcel_nb.errors import ClusterError
+
+def fail(*_):
+    error = ClusterError("waited 3 s for engines to register; missing: engine-1")
+    error.add_note("engine-1 said last:\\nImportError: libwhatever")
+    raise error
+
+dispatch.run = fail
+sys.exit(cli.main(["version"]))
+"""
+
+
+def test_the_last_words_of_a_missing_engine_stand_under_the_error() -> None:
+    """Case 53."""
+    ran = subprocess.run([sys.executable, "-c", NOTED], capture_output=True, text=True, timeout=30)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.splitlines() == [
+        "error: waited 3 s for engines to register; missing: engine-1",
+        "    engine-1 said last:",
+        "    ImportError: libwhatever",
+    ]
 
 
 def test_a_new_secret_is_private_random_and_never_shown(tmp_path: Path) -> None:
@@ -226,6 +255,21 @@ def test_a_signal_during_the_start_leaves_no_engine(how: signal.Signals, status:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(120)
+def test_a_folder_with_code_of_its_own_is_refused_or_run_by_the_flag(tmp_path: Path) -> None:
+    """Case 65."""
+    folder = make_tiny(tmp_path / "own", model_file="own.py")
+    (folder / "own.py").write_text("from mlx_lm.models.llama import Model, ModelArgs\n")
+    words = ("generate", "--model", str(folder), "--prompt", "Hi", "--max-tokens", "3", "--json")
+    ran = run(*words)
+    assert ran.returncode == 1 and ran.stdout == ""
+    assert "--allow-code" in ran.stderr.splitlines()[-1] and "Traceback" not in ran.stderr
+    ran = run(*words, "--allow-code", timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert len(json.loads(ran.stdout)["tokens"]) == 3
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
 def test_a_chat_reads_lines_until_their_end(smollm2: Path) -> None:
     words = [sys.executable, "-m", "mlxcel_nb", "chat", "--model", "smollm2-135m", "--max-tokens", "24"]
     lines = "What is the capital of France?\n\n/reset\nWhat is the capital of France?\n"
@@ -252,25 +296,20 @@ def mine() -> list[psutil.Process]:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(120)
-def test_a_plain_script_and_a_loop_in_one_use_every_function(smollm2: Path, tmp_path: Path) -> None:
-    """Cases 60 and 61: no main guard: engines are fresh interpreters, so the script is not run again in them."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import asyncio\n"
-        "from mlxcel_nb import LLM, Cluster, SamplingParams\n"
-        "print('once')\n"
-        "params = SamplingParams(max_tokens=2)\n"
-        "with LLM('smollm2-135m') as llm:\n"
-        "    print(llm.generate('Hi', params)[0].finish_reason)\n"
-        "    print(llm.chat([{'role': 'user', 'content': 'Hi'}], params)[0].finish_reason)\n"
-        "async def main():\n"
-        "    async with Cluster(1) as cluster:\n"
-        "        await cluster.aload('smollm2-135m')\n"
-        "        print((await cluster.agenerate('Hi', params)).finish_reason)\n"
-        "        print(cluster.generate('Hi', params).finish_reason)\n"
-        "        await cluster.aunload()\n"
-        "asyncio.run(main())\n"
+@pytest.mark.parametrize("how", ["script", "-c"])
+def test_a_plain_script_and_a_loop_in_it_use_every_function(how: str, tmp_path: Path) -> None:
+    """Cases 60 and 61: no main guard, and one has used MLX itself before: engines are fresh interpreters all the same,
+    so the script is not run again in them.
+    """
+    code = EVERY_FUNCTION + (
+        "\nprint('once')\nassert not {'mlx', 'mlx.core'} & set(sys.modules)"
+        if how == "script"
+        else "\nimport mlx.core as mx\nmx.eval(mx.ones(3))\nprint('once')"
     )
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=90, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["once", "length", "length", "length", "length"]
+    code += "\nsync()\nasyncio.run(awaited())\nasync def inside():\n    sync()\nasyncio.run(inside())\nprint('done')\n"
+    code = code.replace("MODEL", repr(str(make_tiny(tmp_path / "tiny"))))
+    (tmp_path / "script.py").write_text(code)
+    words = [str(tmp_path / "script.py")] if how == "script" else ["-c", code]
+    ran = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=90, cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.split() == ["once", "done"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import psutil
 import pytest
 
 from mlxcel_nb.notebook.display import RUN_MIME
-from tests.notebook.kernels import Notebook, notebook
+from tests.everywhere import EVERY_FUNCTION
+from tests.notebook.kernels import Notebook, Ran, notebook
+from tests.tiny import make_tiny
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -24,6 +28,16 @@ def nb(smollm2: Path) -> Iterator[Notebook]:
         loaded = nb.ok("%mlxcel load smollm2-135m --pp 2")
         assert "0-14" in loaded.plain and "15-29" in loaded.plain
         yield nb
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model; beside it, as `own`, one with Python code of its own."""
+    folder = tmp_path_factory.mktemp("models")
+    (make_tiny(folder / "own", model_file="own.py") / "own.py").write_text(
+        "from mlx_lm.models.llama import Model, ModelArgs"
+    )
+    return make_tiny(folder / "tiny")
 
 
 def test_an_answer_streams_into_its_cell_with_a_footer_and_figures(nb: Notebook) -> None:
@@ -129,20 +143,6 @@ def test_a_wrong_split_is_refused_in_a_line(nb: Notebook) -> None:
     nb.ok("%mlxcel load smollm2-135m --pp 2")
 
 
-EVERYWHERE = """
-import asyncio
-params = SamplingParams(max_tokens=2)
-def sync():
-    assert cluster.generate("Hi", params).generation_tokens >= 1
-    assert [d for d in cluster.stream("Hi", params)] and cluster.status().nodes
-    cluster.unload(); cluster.load("smollm2-135m", pp=2)
-async def awaited():
-    assert (await cluster.agenerate("Hi", params)).generation_tokens >= 1
-    assert [d async for d in cluster.stream("Hi", params)] and (await cluster.astatus()).nodes
-    await cluster.aunload(); await cluster.aload("smollm2-135m", pp=2)
-"""
-
-
 @pytest.mark.parametrize(
     "code",
     [
@@ -155,14 +155,40 @@ async def awaited():
         "await asyncio.sleep(0)\nget_ipython().run_cell_magic('mlxcel', 'generate --max-tokens 2', 'Hi')",
     ],
 )
-def test_every_function_works_in_a_cell_in_a_task_and_beside_a_loop(nb: Notebook, code: str) -> None:
-    """Case 60."""
-    nb.ok(EVERYWHERE)
+def test_every_function_works_in_a_cell_in_a_task_and_beside_a_loop(nb: Notebook, tiny: Path, code: str) -> None:
+    """Case 60: from the start of a cluster to its end, beside another one."""
+    nb.ok(EVERY_FUNCTION.replace("MODEL", repr(str(tiny))))
     nb.ok(code)
 
 
-def test_a_second_cluster_with_a_name_is_the_one_that_is_meant_until_it_stops(nb: Notebook) -> None:
+def test_an_engine_that_is_killed_is_named_in_the_cell_in_two_lines_at_most(nb: Notebook) -> None:
+    """Case 29: the leader, in the middle of an answer; the text so far stays."""
+    nb.ok("%mlxcel cluster start -n 2 --name doomed")
+    nb.ok("%mlxcel load smollm2-135m --pp 2")
+    (pid,) = nb.value("[n.pid for n in current().get('doomed').cluster.nodes if n.node_id == 'engine-0']")
+    struck: list[int] = []
+
+    def strike(ran: Ran) -> bool:
+        if len(ran.text) > 20 and not struck:
+            struck.append(pid)
+            os.kill(pid, signal.SIGKILL)
+        return False
+
+    ran = nb.run("%%mlxcel generate --max-tokens 5000 --temp 1 --seed 1\nOnce upon a time", stop_when=strike)
+    assert ran.status == "error" and struck and len(ran.text) > 20
+    assert "EngineLost: engine-0: was killed by SIGKILL" in ran.error and len(ran.error.strip().splitlines()) <= 2
+    assert "SIGKILL" in nb.ok("%mlxcel status").plain
+    again = nb.run("%%mlxcel generate\nand once more")
+    assert "EngineLost: engine-0: was killed by SIGKILL" in again.error and len(again.error.strip().splitlines()) <= 2
+    nb.ok("%mlxcel cluster stop")
+
+
+def test_a_second_cluster_with_a_name_is_the_one_that_is_meant_until_it_stops(nb: Notebook, tiny: Path) -> None:
     nb.ok("%mlxcel cluster start -n 1 --name second")
+    refused = nb.run(f"%mlxcel load {tiny.with_name('own')}")
+    assert "own Python code (own.py)" in refused.error and "--allow-code" in refused.error  # case 65
+    assert len(refused.error.strip().splitlines()) == 1
+    assert "Python code of its own" in nb.ok(f"%mlxcel load {tiny.with_name('own')} --allow-code").plain
     assert "Cluster second" in nb.ok("%mlxcel status").plain
     assert nb.value("cluster.name") in nb.ok("%mlxcel status --cluster {}".format(nb.value("cluster.name"))).plain
     assert nb.complete("%mlxcel status --cluster s") == ["second"]

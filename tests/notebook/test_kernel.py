@@ -43,6 +43,18 @@ def test_the_prompt_of_a_cell_is_not_completed_as_a_command(nb: Notebook) -> Non
     assert "cluster" not in nb.complete("%%mlxcel generate\n%mlxcel cl")
 
 
+def test_the_last_words_of_a_missing_engine_stand_under_the_error(nb: Notebook) -> None:
+    """Case 53."""
+    ran = nb.run(
+        "from mlxcel_nb.errors import ClusterError\n"
+        "error = ClusterError('missing: engine-1')\n"
+        "error.add_note('engine-1 said last:\\nImportError: libwhatever')\n"
+        "raise error"
+    )
+    shown = ["ClusterError: missing: engine-1", "    engine-1 said last:", "    ImportError: libwhatever"]
+    assert ran.error.splitlines() == shown
+
+
 @pytest.mark.parametrize("ask", ["%mlxcel -h", "%mlxcel cluster -h", "%mlxcel generate --help", "%%mlxcel chat -h\nhi"])
 def test_help_is_printed_and_ends_nothing(nb: Notebook, ask: str) -> None:
     assert nb.ok(ask).text.startswith("usage: %mlxcel")
