@@ -108,9 +108,10 @@ class Fabric:
             raise WireError(f"activations of {dtype} {shape} where (1, {count}, D) was due")
         return from_buffer(data, _MLX_TYPES[dtype], tuple(shape))
 
-    def tell(self, link: HotLink, message: dict[str, Any]) -> None:
-        """One control message on a hot link."""
-        link.send_control(message, deadline=self._deadline(), interrupt=self._interrupt)
+    def tell(self, link: HotLink, message: dict[str, Any], *, patience_s: float | None = None) -> None:
+        """One control message on a hot link; `patience_s` in place of the step's own time."""
+        deadline = self._deadline() if patience_s is None else time.monotonic() + patience_s
+        link.send_control(message, deadline=deadline, interrupt=self._interrupt)
 
     def tell_leader(self, message: dict[str, Any]) -> None:
         assert self.leader is not None
@@ -127,6 +128,7 @@ class Fabric:
             if message.get("type") == "token" and message.get("epoch") == epoch and message.get("step") == step:
                 return message
 
-    def close(self) -> None:
+    def close(self, reason: str = "") -> None:
+        """Close every hot link; peers are told `reason`."""
         for link in self.links.values():
-            link.close()
+            link.close(reason)

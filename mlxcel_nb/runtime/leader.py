@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 log = get_logger("runtime.leader")
 
+LAST_WORD_S = 10.0
+"""For a follower to take the end of an epoch; one that does not is given up: a stopped one is dead by then anyway."""
+
 PREFILL_CHUNK = 256
 """Tokens a prefill step takes: large enough for the BLAS, small enough to hand to the next stage early."""
 
@@ -106,13 +109,8 @@ class Leader:
         self._tokenizer: Tokenizer = load_tokenizer(instance.order.model)
         self._context = model_info(instance.order.model).context
         self._last_epoch = 0
+        self._begun = False
         self._execution: Execution | None = None
-        self.current: Generate | None = None
-
-    @property
-    def epoch(self) -> int:
-        """The epoch under way, or the last one."""
-        return self._last_epoch
 
     def generate(self, command: Generate) -> None:
         """Run one request to its end. Whatever happens, exactly one end frame goes out."""
@@ -121,8 +119,9 @@ class Leader:
         answer = Answer(order.id, self._worker, Detokenizer(self._tokenizer), StopStrings(order.params.stop))
         clock = Clock(command.received_s)
         prompt: list[int] = []
+        self._begun = False
+        command.epoch = self._last_epoch
         self._worker.enter(self._last_epoch)
-        self.current = command
         error: MlxcelError | None = None
         try:
             if command.cancelled:
@@ -139,15 +138,10 @@ class Leader:
             error = errors.wrap(caught, self._worker.node_id)
             reason = "cancelled" if command.cancelled else "error"
             if isinstance(error, PeerLost):
-                self._worker.fail(error)
+                self._worker.fail(self._instance.order.instance, error)
         finally:
-            self.current = None
+            self._execution = None
             self._worker.leave()
-        self._execution = None
-        if reason in ("cancelled", "error"):
-            self._abort(error or Cancelled("the request was stopped"))
-        else:
-            self._tell_followers({"type": "end", "epoch": self._last_epoch})
         answer.end(
             reason,
             error=error if reason == "error" else None,
@@ -155,6 +149,8 @@ class Leader:
             timings=clock.timings(len(prompt), answer.tokens),
             layout=self._instance.layout.name,
         )
+        if self._begun:
+            self._release_followers(None if reason in ("stop", "length") else error or Cancelled("stopped"))
 
     def _prompt_ids(self, order: GenerateOrder) -> list[int]:
         """The prompt's ids, checked before any rank is told of the request."""
@@ -165,11 +161,12 @@ class Leader:
         else:
             assert order.token_ids is not None
             ids = order.token_ids
-            vocabulary = self._tokenizer.vocab_size
-            if bad := next((i for i in ids if i >= vocabulary), None):
-                raise RequestError(f"token id {bad} is outside the vocabulary of {vocabulary}")
         if not ids:
             raise RequestError("the prompt is empty", advice="Give it at least one token.")
+        rows = self._instance.part.vocab_size
+        if (highest := max(ids)) >= rows:
+            # MLX would read, or write, past the end of the embedding.
+            raise RequestError(f"token id {highest} is outside the model's vocabulary of {rows}")
         if self._context and len(ids) > self._context:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, the model's context is {self._context}", advice="Shorten it."
@@ -202,6 +199,7 @@ class Leader:
     def _prefill(self, order: GenerateOrder, prompt: list[int]) -> Sampled:
         epoch, params = self._last_epoch, order.params
         context = prompt[-params.repetition_context :] if params.repetition_context else []
+        self._begun = True
         begin = {"type": "begin", "epoch": epoch, "params": params.to_dict(), "context": context}
         for link in self._instance.fabric.followers.values():
             self._instance.fabric.tell(link, begin)
@@ -232,18 +230,20 @@ class Leader:
         message = fabric.recv_token(step.epoch, step.step)
         return Sampled(int(message["token"]), float(message["logprob"]))
 
-    def _abort(self, error: MlxcelError) -> None:
-        """Make every follower leave, by both ways: the control link breaks a blocked wait, the hot link keeps order."""
-        message = {"type": "abort", "epoch": self._last_epoch, "step": -1, "error": error.to_dict()}
-        self._worker.outbox.to_members(message)
-        self._tell_followers(message)
+    def _release_followers(self, error: MlxcelError | None) -> None:
+        """The last word on an epoch, after its answer has gone out: `error` ends it early, None as planned.
 
-    def _tell_followers(self, message: dict[str, Any]) -> None:
-        """The last word on an epoch. The answer is already made, so a follower lost now only ends the next request."""
+        An abort goes both ways: the control link breaks a blocked wait, the hot link keeps order. Followers learn
+        what kind of error it was and whose, not its words, which may quote a prompt.
+        """
+        message: dict[str, Any] = {"type": "end", "epoch": self._last_epoch}
+        if error is not None:
+            details = {"code": error.code, "node": error.node, "cause": "the leader ended the request"}
+            message = {"type": "abort", "epoch": self._last_epoch, "step": -1, "error": details}
+            self._worker.outbox.to_members(message)
         for link in self._instance.fabric.followers.values():
             try:
-                self._instance.fabric.tell(link, message)
+                self._instance.fabric.tell(link, message, patience_s=LAST_WORD_S)
             except MlxcelError as lost:
                 log.info("not told of the end: %s", lost)
-                if isinstance(lost, PeerLost):
-                    self._worker.fail(lost)
+                self._worker.fail(self._instance.order.instance, PeerLost(lost.cause, node=link.node))

@@ -96,6 +96,7 @@ class Node:
         self._witnesses: dict[str, ControlLink] = {}
         self._rendezvous = Rendezvous()
         self._order: LoadOrder | None = None
+        self._loading: Load | None = None
         self._requests: dict[str, tuple[Generate, ControlLink]] = {}
         self._router_seen = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,7 +123,7 @@ class Node:
         """Drop the model, close every link, end both threads."""
         if self.stopped.is_set():
             return
-        self._worker.fail(ClusterError("the node is stopping", node=self.config.node_id))
+        self._worker.fail("", ClusterError("the node is stopping", node=self.config.node_id))
         self._worker.post(Stop())
         try:
             self._io.call(self._stop(), timeout=times.HANDSHAKE_S, what="the node's links to close")
@@ -235,7 +236,8 @@ class Node:
                     self._cancel(request, "its router is gone")
         if self._witnesses.get(node_id) is link:
             del self._witnesses[node_id]
-            self._worker.fail(PeerLost(reason, node=node_id))
+            if self._order is not None:
+                self._worker.fail(self._order.instance, PeerLost(reason, node=node_id))
 
     def _on_message(self, link: ControlLink, message: dict[str, Any]) -> None:
         try:
@@ -260,7 +262,7 @@ class Node:
         if from_router and kind == "load":
             self._load(link, LoadOrder.from_dict(message))
         elif from_router and kind == "unload":
-            self._unload(link, field(message, "id", str))
+            self._unload(link, field(message, "id", str), str(message.get("instance", "")))
         elif from_router and kind == "generate":
             self._generate(link, GenerateOrder.from_dict(message))
         elif from_router and kind == "cancel":
@@ -306,7 +308,8 @@ class Node:
             hot = {other: HotLink(pair.hot, spin_s=spin_s) for other, pair in pairs.items()}
             for other, pair in pairs.items():
                 self._witnesses[order.members[other].node_id] = self._control(pair.witness)
-            self._worker.post(Load(order, me, hot, lambda: self._io.soon(self._forget, order)))
+            self._loading = Load(order, me, hot, lambda: self._io.soon(self._forget, order))
+            self._worker.post(self._loading)
 
     def _stop_gathering(self, link: ControlLink) -> None:
         """What `link` ordered to be loaded is not wanted any more."""
@@ -322,19 +325,24 @@ class Node:
         """Close the witnesses of `order`, if it is still the one: this node is free again."""
         if self._order is not order:
             return
-        self._order = None
+        self._order = self._loading = None
         for member in order.members:
             if link := self._witnesses.pop(member.node_id, None):
                 link.close("model unloaded")
 
-    def _unload(self, link: ControlLink, request_id: str) -> None:
-        """Stop what runs, drop the model, then answer."""
+    def _unload(self, link: ControlLink, request_id: str, instance: str) -> None:
+        """Stop what runs, drop the model, then answer. Another instance than the one held is not there any more."""
         order = self._order
+        if instance and (order is None or order.instance != instance):
+            link.send({"type": "reply", "id": request_id})
+            return
         for loader in list(self._gathering):
             self._stop_gathering(loader)
         for request, _ in list(self._requests.values()):
             self._cancel(request, "the model is being unloaded")
-        self._worker.abort(-1, Cancelled("the model is being unloaded"))
+        if self._loading is not None:
+            self._loading.cancelled = True
+        self._worker.abort_load(Cancelled("the model is being unloaded"))
 
         def done() -> None:
             if order is not None:
@@ -346,6 +354,8 @@ class Node:
     def _generate(self, link: ControlLink, order: GenerateOrder) -> None:
         if self._order is None or self._order.instance != order.instance:
             raise ClusterError("no such model is loaded", advice="Load one first.")
+        if self._order.place(self.config.node_id) != 0:
+            raise WireError("a request goes to the leader, which this node is not")
         waiting = sum(request.order.weight for request, _ in self._requests.values())
         if len(self._requests) >= MAX_WAITING or (waiting and waiting + order.weight > MAX_WAITING_WEIGHT):
             raise Busy(f"{len(self._requests)} requests are waiting already", advice="Try again in a moment.")
@@ -358,9 +368,8 @@ class Node:
     def _cancel(self, request: Generate, why: str) -> None:
         """Stop a request: the one under way leaves its step, one that waits ends when its turn comes at once."""
         request.cancelled = True
-        leader = self._worker.leader
-        if leader is not None and leader.current is request:
-            self._worker.abort(leader.epoch, Cancelled(why))
+        if request.epoch:
+            self._worker.abort(request.epoch, Cancelled(why))
 
     # -- status -----------------------------------------------------------------------------------
 

@@ -29,15 +29,22 @@ log = get_logger("runtime.worker")
 
 IDLE_WAIT_S = 5.0
 
+LOADING = -1
+"""The epoch of a load; requests count from 1, and 0 is none."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class Load:
-    """Take a part of a model; `links` are this member's hot links by member index; `failed` hears when it does not."""
+    """Take a part of a model; `links` are this member's hot links by member index; `failed` hears when it does not.
+
+    `cancelled` may be set from any thread.
+    """
 
     order: LoadOrder
     me: int
     links: dict[int, HotLink]
     failed: Callable[[], None]
+    cancelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,12 @@ class Unload:
 
 @dataclass
 class Generate:
-    """One request, on the leader. `cancelled` may be set from any thread."""
+    """One request, on the leader. `cancelled` may be set from any thread; `epoch` is 0 until its turn comes."""
 
     order: GenerateOrder
     received_s: float = field(default_factory=time.monotonic)
     cancelled: bool = False
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,8 @@ class Worker:
         self._state = threading.Lock()
         self._waiting = False
         self._epoch = 0
+        self._aborted: tuple[int, MlxcelError] | None = None
+        self._lost: tuple[str, MlxcelError] | None = None
         self._executions: dict[int, Any] = {}
         self._thread = threading.Thread(target=self._main, name="mlx", daemon=True)
 
@@ -116,14 +126,23 @@ class Worker:
                 self.interrupt.set(_Wake())
 
     def abort(self, epoch: int, error: MlxcelError) -> None:
-        """Leave `epoch`, if that is what the thread is in; loading is epoch -1."""
+        """Leave `epoch` and all before it, now or as soon as the thread gets there."""
         with self._state:
-            if self._epoch == epoch or 0 < self._epoch < epoch:
+            if self._aborted is None or self._aborted[0] < epoch:
+                self._aborted = (epoch, error)
+            if 0 < self._epoch <= epoch:
                 self.interrupt.set(error)
 
-    def fail(self, error: MlxcelError) -> None:
-        """A member is gone: no further epoch can run on this instance."""
+    def abort_load(self, error: MlxcelError) -> None:
+        """Leave the load under way; one that has not begun is cancelled by its own flag."""
         with self._state:
+            if self._epoch == LOADING:
+                self.interrupt.set(error)
+
+    def fail(self, instance: str, error: MlxcelError) -> None:
+        """A member of `instance` is gone: no further epoch can run on it."""
+        with self._state:
+            self._lost = (instance, error)
             self.broken = self.broken or error
             if self._epoch:
                 self.interrupt.set(error)
@@ -135,9 +154,22 @@ class Worker:
         self.interrupt.check()
 
     def enter(self, epoch: int) -> None:
+        """Begin `epoch`; one that was aborted before it began is broken off at its first look."""
         with self._state:
             self._epoch = epoch
             self.interrupt.clear()
+            if self._aborted is not None and 0 < epoch <= self._aborted[0]:
+                self.interrupt.set(self._aborted[1])
+
+    def _enter_load(self, instance: str) -> None:
+        """Begin to load: epochs count from 1 again, and only the loss of a member of this instance counts."""
+        with self._state:
+            self._epoch = LOADING
+            self._aborted = None
+            self.broken = self._lost[1] if self._lost is not None and self._lost[0] == instance else None
+            self.interrupt.clear()
+            if self.broken is not None:
+                self.interrupt.set(self.broken)
 
     def leave(self) -> None:
         self.enter(0)
@@ -173,6 +205,8 @@ class Worker:
         except MlxcelError as error:
             log.info("%s stops following: %s", self.node_id, error)
             self.broken = self.broken or errors.wrap(error, self.node_id)
+            # The leader notices at once, rather than when it misses what this member owes it.
+            self.instance.fabric.close(f"it stopped following: {self.broken.code}")
         finally:
             with self._state:
                 self._waiting = False
@@ -200,8 +234,11 @@ class Worker:
         from mlxcel_nb.runtime import loading
 
         order = command.order
-        self.enter(-1)
+        self._enter_load(order.instance)
         try:
+            if command.cancelled:
+                raise errors.Cancelled("the load was given up", node=self.node_id)
+            self.check()
             self.instance = loading.load(self, order, command.me, command.links)
             if command.me == 0:
                 from mlxcel_nb.runtime.leader import Leader
@@ -209,7 +246,6 @@ class Worker:
                 self.leader = Leader(self, self.instance)
             give_back()  # what reading the tokenizer and the files left behind
             part = self.instance.part
-            self.broken = None
             self.outbox.to_router({
                 "type": "loaded", "id": order.id, "node": self.node_id, "layers": list(part.layers),
                 "planned_bytes": part.planned_bytes, "resident_bytes": part.resident_bytes,
@@ -228,7 +264,7 @@ class Worker:
             self.leave()
 
     def _generate(self, command: Generate) -> None:
-        if self.instance is None or self.instance.order.instance != command.order.instance:
+        if self.leader is None or self.instance.order.instance != command.order.instance:
             error = errors.ClusterError("no such model is loaded", node=self.node_id, advice="Load one first.")
             self.outbox.stream(failed_end(command.order.id, error.to_dict()))
             return
