@@ -6,7 +6,6 @@ a leading `a` for `await`. An interrupt of a waiting call undoes what it began.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import secrets
@@ -20,7 +19,8 @@ from typing import Any, Self
 from mlxcel_nb.client import loading, status
 from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, closed_error, new_id
-from mlxcel_nb.client.stream import Stream
+from mlxcel_nb.client.stream import Inbox, Stream
+from mlxcel_nb.client.twins import AsyncTwins
 from mlxcel_nb.cluster.layout import Layout, make_layout
 from mlxcel_nb.cluster.names import check_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
@@ -37,11 +37,14 @@ from mlxcel_nb.util import times
 
 START_S = 60.0
 
+WARM_UP = SamplingParams(max_tokens=1, ignore_eos=True)
+"""Ready is said after one real token."""
+
 EXIT_NEWS_S = 1.0
 """How long an error waits for the news that a process has ended, to say so."""
 
 
-class Cluster:
+class Cluster(AsyncTwins):
     """Engines on this machine, attached through ipyparallel, with an encrypted data plane between them.
 
     Args:
@@ -83,6 +86,7 @@ class Cluster:
         self._exits: dict[str, str] = {}
         self._news = threading.Condition()
         self._lock = threading.Lock()
+        self._model_lock = threading.Lock()
 
     def __repr__(self) -> str:
         state = "running" if self.running else "not running"
@@ -100,7 +104,7 @@ class Cluster:
         """This process's name on the data plane."""
         return self._running().node_id
 
-    def start(self, on_progress: Callable[[str], None] | None = None) -> Cluster:
+    def start(self, on_progress: Callable[[str], None] | None = None) -> Self:
         """Start the engines and connect to each.
 
         Raises:
@@ -111,6 +115,7 @@ class Cluster:
                 raise ClusterError(f"cluster {self.name} is already running", advice="Stop it first.")
             launcher = LocalCluster()
             router: Router | None = None
+            self._exits.clear()
             try:
                 launcher.on_exit(self._on_exit)
                 self.nodes = launcher.start(
@@ -129,7 +134,6 @@ class Cluster:
                 launcher.stop()
                 self.nodes = []
                 raise
-            self._exits.clear()
             self._launcher, self._router = launcher, router
         return self
 
@@ -210,27 +214,28 @@ class Cluster:
         Raises:
             ConfigError: a split that cannot work, before anything is read. ModelError: files. MlxcelError: a node.
         """
-        router = self._running()
-        if self._model is not None:
-            raise ClusterError(f"{self._model.model} is loaded", advice="Unload it first.")
-        path = resolve(model, allow_code=allow_code)
-        info = model_info(path)
-        layout = make_layout(info.layers, tp=tp, pp=pp, layers=layers)
-        check_tp(json.loads((path / "config.json").read_text()), layout.tp)
-        order = self._order(router, str(path), layout, dtype, allow_code)
-        started = time.monotonic()
-        self._leader = order.members[0].node_id
-        try:
-            loaded = loading.load_parts(router, order, on_progress, self._explain)
-            self._instance = order.instance
-            warm_up = SamplingParams(max_tokens=1, ignore_eos=True)
-            self._stream(GenerateOrder(id=new_id(), instance=order.instance, params=warm_up, token_ids=[0])).result()
-        except BaseException:
-            loading.drop_parts(router, [member.node_id for member in order.members], self.step_s)
-            self._forget_model()
-            raise
-        self._model = loading.report(model, order, loaded, time.monotonic() - started)
-        return self._model
+        with self._model_lock:
+            router = self._running()
+            if self._model is not None:
+                raise ClusterError(f"{self._model.model} is loaded", advice="Unload it first.")
+            path = resolve(model, allow_code=allow_code)
+            layout = make_layout(model_info(path).layers, tp=tp, pp=pp, layers=layers)
+            check_tp(json.loads((path / "config.json").read_text()), layout.tp)
+            order = self._order(router, str(path), layout, dtype, allow_code)
+            started = time.monotonic()
+            self._leader = order.members[0].node_id
+            try:
+                loaded = loading.load_parts(router, order, on_progress, self._explain)
+                self._instance = order.instance
+                warm_up = GenerateOrder(id=new_id(), instance=order.instance, params=WARM_UP, token_ids=[0])
+                self._stream(warm_up).result()
+            except BaseException:
+                with contextlib.suppress(MlxcelError):
+                    loading.drop_parts(router, order.instance, self.step_s)
+                self._forget_model()
+                raise
+            self._model = loading.report(model, order, loaded, time.monotonic() - started)
+            return self._model
 
     def _order(self, router: Router, path: str, layout: Layout, dtype: str, allow_code: bool) -> LoadOrder:
         alive = [node for node in self.nodes if node.node_id in router.alive()]
@@ -256,12 +261,14 @@ class Cluster:
         Raises:
             ClusterError: no model is loaded.
         """
-        router = self._running()
-        if self._model is None:
-            raise ClusterError("no model is loaded", advice="Load one first.")
-        self._forget_model()
-        for node_id in router.alive():
-            router.ask(node_id, {"type": "unload"}, timeout=self.step_s)
+        with self._model_lock:
+            router, instance = self._running(), self._instance
+            if instance is None:
+                raise ClusterError("no model is loaded", advice="Load one first.")
+            try:
+                loading.drop_parts(router, instance, self.step_s)
+            finally:
+                self._forget_model()
 
     def _forget_model(self) -> None:
         self._model = self._instance = self._leader = None
@@ -306,31 +313,31 @@ class Cluster:
         router, leader = self._running(), self._leader
         assert leader is not None
 
-        def close() -> None:
-            router.close_inbox(order.id)
+        def ended(completion: Completion) -> None:
             if self._model is not None:
-                self._last = stream.completion
+                self._last = completion
 
         def cancel() -> None:
             with contextlib.suppress(PeerLost):
                 router.send(leader, {"type": "cancel", "id": order.id})
 
+        inbox = Inbox(leader, lambda: router.close_inbox(order.id))
         stream = Stream(
-            leader=leader,
+            inbox,
             cancel=cancel,
             progress=lambda: field(field(router.ask(leader, {"type": "status"}), "status", dict), "progress", int),
             explain=self._explain,
-            close=close,
+            ended=ended,
             stall_s=self.step_s + times.DEAD_S,
         )
-        router.open_inbox(order.id, stream.put)
+        router.open_inbox(order.id, inbox.put)
         try:
             router.send(leader, order.to_dict())
         except WireError as error:
-            router.close_inbox(order.id)
+            inbox.close()
             raise RequestError(f"the request cannot be sent: {error.cause}") from None
         except BaseException as error:
-            router.close_inbox(order.id)
+            inbox.close()
             if isinstance(error, MlxcelError):
                 raise self._explain(error) from None
             raise
@@ -373,56 +380,3 @@ class Cluster:
             differing=differing,
             warnings=status.warnings(nodes, differing, self._exits),
         )
-
-    # -- for await --------------------------------------------------------------------------------
-
-    async def astart(self, on_progress: Callable[[str], None] | None = None) -> Cluster:
-        return await asyncio.to_thread(self.start, on_progress)
-
-    async def astop(self) -> None:
-        await asyncio.to_thread(self.stop)
-
-    async def __aenter__(self) -> Self:
-        await self.astart()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.astop()
-
-    async def aload(self, model: str, **options: Any) -> LoadReport:
-        return await asyncio.to_thread(lambda: self.load(model, **options))
-
-    async def aunload(self) -> None:
-        await asyncio.to_thread(self.unload)
-
-    async def astatus(self) -> ClusterStatus:
-        return await asyncio.to_thread(self.status)
-
-    async def astream(
-        self,
-        prompt: str | Sequence[int] | None = None,
-        params: SamplingParams | None = None,
-        *,
-        messages: list[dict[str, Any]] | None = None,
-    ) -> Stream:
-        return await asyncio.to_thread(self.stream, prompt, params, messages=messages)
-
-    async def agenerate(
-        self,
-        prompt: str | Sequence[int] | None = None,
-        params: SamplingParams | None = None,
-        *,
-        messages: list[dict[str, Any]] | None = None,
-    ) -> Completion:
-        """`generate` for `await`; cancelling the task cancels the request on every rank."""
-        stream = await self.astream(prompt, params, messages=messages)
-        try:
-            async for _ in stream:
-                pass
-        except asyncio.CancelledError:
-            stream.cancel()
-            raise
-        assert stream.completion is not None
-        return stream.completion

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 from mlxcel_nb import errors
 from mlxcel_nb.client.report import LoadProgress, LoadReport, PartReport
 from mlxcel_nb.client.router import Router
-from mlxcel_nb.errors import MlxcelError, StepTimeout
+from mlxcel_nb.errors import MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.runtime.protocol import LoadOrder, field
 
 STALL_S = 60.0
@@ -81,12 +80,22 @@ def _checked(loaded: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def drop_parts(router: Router, nodes: list[str], timeout: float) -> None:
-    """Make the nodes among `nodes` that are still there free again."""
-    for node_id in nodes:
-        if node_id in router.alive():
-            with contextlib.suppress(MlxcelError):
-                router.ask(node_id, {"type": "unload"}, timeout=timeout)
+def drop_parts(router: Router, instance: str, timeout: float) -> None:
+    """Make every node that is there and holds part of `instance` free again.
+
+    Raises:
+        MlxcelError: the first node that did not do so, after all have been asked. A node that is lost holds nothing.
+    """
+    first: MlxcelError | None = None
+    for node_id in router.alive():
+        try:
+            router.ask(node_id, {"type": "unload", "instance": instance}, timeout=timeout)
+        except PeerLost:
+            continue
+        except MlxcelError as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def report(model: str, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadReport:

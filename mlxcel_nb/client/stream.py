@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 from mlxcel_nb.client import answer
 from mlxcel_nb.client.report import Completion, Delta
@@ -23,53 +24,97 @@ CHECK_S = 5.0
 """Silence after which the leader is asked whether it still makes progress."""
 
 
+class Inbox:
+    """Where a request's messages wait for their reader. Filled on the router's loop.
+
+    It knows the last message when it sees it and lets go of its place then, whether anybody reads or not.
+
+    Args:
+        release: gives the place among the router's inboxes up; called once, from any thread.
+    """
+
+    def __init__(self, leader: str, release: Callable[[], None]) -> None:
+        self.leader = leader
+        self.ended = False
+        self._release = release
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def put(self, node_id: str, message: dict[str, Any]) -> None:
+        """Take a message of this request; a lost node other than the leader is the leader's to report."""
+        kind = message.get("type")
+        if kind == "lost" and node_id != self.leader:
+            return
+        self._messages.put(message)
+        if kind != "delta":
+            self.close()
+
+    def get(self, timeout: float) -> dict[str, Any]:
+        """The next message; `queue.Empty` when none came within `timeout` seconds."""
+        return self._messages.get(timeout=timeout)
+
+    def close(self) -> None:
+        """Nothing more is expected."""
+        if not self.ended:
+            self.ended = True
+            self._release()
+
+
+def _abandon(inbox: Inbox, cancel: Callable[[], None]) -> None:
+    """Nobody holds the stream any more: its request must not go on for nobody."""
+    if not inbox.ended:
+        cancel()
+
+
 class Stream:
     """One request's answer.
 
     Iterate for `Delta`s, or call `result()`. An error ends the iteration by being raised; the text so far stays
-    in `text`.
+    in `text`. A stream that is left before its end is cancelled: by `close`, at the end of a `with`, or when nobody
+    holds it any more.
 
     Args:
         cancel: tells the leader to stop.
         progress: the leader's progress counter; raises when it cannot be had.
         explain: makes an error say more, e.g. which signal ended a process.
+        ended: takes the completion, once, on the reader's thread.
         stall_s: without progress for this long, the stream fails.
     """
 
     def __init__(
         self,
+        inbox: Inbox,
         *,
-        leader: str,
         cancel: Callable[[], None],
         progress: Callable[[], int],
         explain: Callable[[MlxcelError], MlxcelError],
-        close: Callable[[], None],
+        ended: Callable[[Completion], None],
         stall_s: float,
     ) -> None:
         self.text = ""
         self.token_ids: tuple[int, ...] = ()
         self.completion: Completion | None = None
         self.error: MlxcelError | None = None
-        self._leader = leader
+        self._inbox = inbox
+        self._leader = inbox.leader
         self._cancel = cancel
         self._progress = progress
         self._explain = explain
-        self._close = close
+        self._ended = ended
         self._stall_s = stall_s
-        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._seq = 0
         self._counter = -1
         self._moved = self._heard = time.monotonic()
+        weakref.finalize(self, _abandon, inbox, cancel).atexit = False
 
-    # -- the router's loop ------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        return self
 
-    def put(self, node_id: str, message: dict[str, Any]) -> None:
-        """Take a message of this request; a lost node other than the leader is the leader's to report."""
-        if message.get("type") == "lost" and node_id != self._leader:
-            return
-        self._messages.put(message)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    # -- the reader's thread ----------------------------------------------------------------------
+    def close(self) -> None:
+        """Cancel the request if it still runs; what has arrived can still be read."""
+        self.cancel()
 
     @property
     def done(self) -> bool:
@@ -89,7 +134,7 @@ class Stream:
         deadline = time.monotonic() + timeout
         while not self.done:
             try:
-                message = self._messages.get(timeout=max(0.0, min(POLL_S, deadline - time.monotonic())))
+                message = self._inbox.get(max(0.0, min(POLL_S, deadline - time.monotonic())))
             except queue.Empty:
                 self._check_stall()
                 if time.monotonic() >= deadline:
@@ -155,7 +200,8 @@ class Stream:
             layout=end.layout,
             stop_reason=end.stop_reason,
         )
-        self._close()
+        self._inbox.close()
+        self._ended(self.completion)
 
     def _fail(self, error: MlxcelError) -> None:
         self._finish(answer.End(finish_reason="error", error=error))

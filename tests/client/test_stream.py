@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
-from mlxcel_nb.client.stream import Stream
+from mlxcel_nb.client.report import Completion
+from mlxcel_nb.client.stream import Inbox, Stream
 from mlxcel_nb.errors import EngineLost, MlxcelError, NodeFailed, PeerLost, WireError
 
 
@@ -17,12 +19,14 @@ class Wire:
     def __init__(self) -> None:
         self.cancelled = 0
         self.closed = 0
+        self.completions: list[Completion] = []
+        self.inbox = Inbox("engine-0", self._close)
         self.stream = Stream(
-            leader="engine-0",
+            self.inbox,
             cancel=self._cancel,
             progress=lambda: 0,
             explain=self._explain,
-            close=self._close,
+            ended=self.completions.append,
             stall_s=1.0,
         )
 
@@ -38,7 +42,7 @@ class Wire:
 
     def say(self, kind: str, seq: int, text: str = "", tokens: tuple[int, ...] = (), **more: Any) -> None:
         message = {"type": kind, "seq": seq, "text": text, "tokens": list(tokens), **more}
-        self.stream.put("engine-0", message)
+        self.inbox.put("engine-0", message)
 
 
 def test_deltas_add_up_to_the_completion() -> None:
@@ -77,14 +81,14 @@ def test_an_error_at_the_end_is_raised_after_the_text_so_far() -> None:
 def test_losing_the_leader_ends_the_stream_and_says_how_its_process_ended() -> None:
     """Case 29."""
     wire = Wire()
-    wire.stream.put("engine-0", {"type": "lost", "error": PeerLost("reset", node="engine-0").to_dict()})
+    wire.inbox.put("engine-0", {"type": "lost", "error": PeerLost("reset", node="engine-0").to_dict()})
     with pytest.raises(EngineLost, match="engine-0: ended by SIGKILL"):
         wire.stream.result()
 
 
 def test_losing_another_node_is_left_to_the_leader_to_tell() -> None:
     wire = Wire()
-    wire.stream.put("engine-1", {"type": "lost", "error": PeerLost("reset", node="engine-1").to_dict()})
+    wire.inbox.put("engine-1", {"type": "lost", "error": PeerLost("reset", node="engine-1").to_dict()})
     assert wire.stream.next(0.01) is None and not wire.stream.done
 
 
@@ -154,7 +158,7 @@ GOOD_END = {"type": "end", "seq": 0, "text": "", "tokens": [], "finish_reason": 
 def test_a_frame_that_is_none_ends_the_stream_with_one_wire_error_and_the_request_too(message: dict[str, Any]) -> None:
     """Case 49: from an engine that proved the secret and is broken all the same."""
     wire = Wire()
-    wire.stream.put("engine-0", message)
+    wire.inbox.put("engine-0", message)
     with pytest.raises(WireError, match="engine-0: "):
         wire.stream.result()
     assert wire.stream.completion is not None and wire.stream.completion.finish_reason == "error"
@@ -163,5 +167,45 @@ def test_a_frame_that_is_none_ends_the_stream_with_one_wire_error_and_the_reques
 
 def test_timings_of_a_newer_leader_are_left_out() -> None:
     wire = Wire()
-    wire.stream.put("engine-0", {**GOOD_END, "timings": {"ttft_s": 0.5, "dreams_s": 9}})
+    wire.inbox.put("engine-0", {**GOOD_END, "timings": {"ttft_s": 0.5, "dreams_s": 9}})
     assert wire.stream.result().timings.ttft_s == 0.5
+
+
+def test_the_inbox_lets_go_at_the_last_message_though_nobody_reads() -> None:
+    wire = Wire()
+    wire.say("delta", 0, "a", (1,))
+    assert wire.closed == 0
+    wire.say("end", 1, finish_reason="stop")
+    assert wire.closed == 1
+    assert wire.stream.result().text == "a"
+    assert wire.closed == 1 and [done.text for done in wire.completions] == ["a"]
+
+
+def test_a_stream_that_is_left_early_is_cancelled() -> None:
+    wire = Wire()
+    wire.say("delta", 0, "a", (1,))
+    with wire.stream as stream:
+        assert next(iter(stream)).text == "a"
+    assert wire.cancelled == 1
+
+
+def test_a_stream_nobody_holds_is_cancelled_and_an_ended_one_is_not() -> None:
+    wire = Wire()
+    counts = []
+    for ended in (False, True):
+        wire = Wire()
+        cancelled: list[bool] = []
+        stream = Stream(
+            wire.inbox,
+            cancel=lambda seen=cancelled: seen.append(True),  # type: ignore[misc]
+            progress=lambda: 0,
+            explain=lambda error: error,
+            ended=lambda _: None,
+            stall_s=1.0,
+        )
+        if ended:
+            wire.say("end", 0, finish_reason="stop")
+        del stream
+        gc.collect()
+        counts.append(len(cancelled))
+    assert counts == [1, 0]

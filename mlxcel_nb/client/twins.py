@@ -1,0 +1,104 @@
+"""The cluster's methods for `await`: each runs its synchronous twin on a thread, so a running loop is never blocked."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
+from mlxcel_nb.client.stream import Stream
+from mlxcel_nb.models.params import SamplingParams
+
+Prompt = str | Sequence[int] | None
+
+
+class AsyncTwins(ABC):
+    """What `Cluster` inherits; the abstract methods are its own."""
+
+    @abstractmethod
+    def start(self, on_progress: Callable[[str], None] | None = None) -> Self: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    @abstractmethod
+    def load(
+        self,
+        model: str,
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        layers: str | None = None,
+        dtype: str = "auto",
+        allow_code: bool = False,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> LoadReport: ...
+
+    @abstractmethod
+    def unload(self) -> None: ...
+
+    @abstractmethod
+    def status(self) -> ClusterStatus: ...
+
+    @abstractmethod
+    def stream(
+        self,
+        prompt: Prompt = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+    ) -> Stream: ...
+
+    async def astart(self, on_progress: Callable[[str], None] | None = None) -> Self:
+        return await asyncio.to_thread(self.start, on_progress)
+
+    async def astop(self) -> None:
+        await asyncio.to_thread(self.stop)
+
+    async def __aenter__(self) -> Self:
+        await self.astart()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.astop()
+
+    async def aload(self, model: str, **options: Any) -> LoadReport:
+        return await asyncio.to_thread(lambda: self.load(model, **options))
+
+    async def aunload(self) -> None:
+        await asyncio.to_thread(self.unload)
+
+    async def astatus(self) -> ClusterStatus:
+        return await asyncio.to_thread(self.status)
+
+    async def astream(
+        self,
+        prompt: Prompt = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+    ) -> Stream:
+        return await asyncio.to_thread(self.stream, prompt, params, messages=messages)
+
+    async def agenerate(
+        self,
+        prompt: Prompt = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+    ) -> Completion:
+        """`generate` for `await`; cancelling the task cancels the request on every rank."""
+        stream = await self.astream(prompt, params, messages=messages)
+        try:
+            async for _ in stream:
+                pass
+        except asyncio.CancelledError:
+            stream.cancel()
+            raise
+        assert stream.completion is not None
+        return stream.completion
