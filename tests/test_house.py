@@ -32,6 +32,7 @@ FLOORS = {
     "runtime": 6,
     "launch": 7,
     "client": 8,
+    "display": 9,
     "commands": 9,
     "notebook": 9,
     "serve": 9,
@@ -40,6 +41,9 @@ FLOORS = {
     "__init__": 9,
 }
 """Imports run from a higher figure to a lower or the same one: the drawing is in docs/architecture.md."""
+
+TOP_STEPS = ("display", "commands", "notebook")
+"""Floor 9 has steps: each of these rooms may import those before it, never one after it."""
 
 MAX_LINES = 450
 """A file longer than this usually holds two things."""
@@ -100,6 +104,14 @@ def test_imports_run_downhill(path: Path) -> None:
     here = floor_of(name_of(path))
     uphill = [name for name in imported(path) if floor_of(name) > here and name != "mlxcel_nb"]
     assert not uphill, f"{name_of(path)} is on floor {here} and imports {uphill}"
+
+
+@pytest.mark.parametrize("step", range(len(TOP_STEPS)), ids=TOP_STEPS.__getitem__)
+def test_the_top_floor_has_no_circle(step: int) -> None:
+    above = {f"mlxcel_nb.{room}" for room in (*TOP_STEPS[step + 1 :], "cli", "__main__")}
+    for path in sorted((PACKAGE / TOP_STEPS[step]).rglob("*.py")):
+        upstairs = [name for name in imported(path) if ".".join(name.split(".")[:2]) in above]
+        assert not upstairs, f"{name_of(path)} imports {upstairs}"
 
 
 def test_the_package_root_is_imported_for_its_version_alone() -> None:

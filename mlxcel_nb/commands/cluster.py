@@ -9,9 +9,9 @@ import time
 from mlxcel_nb.cluster.secret import resolve_secret
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.platforms import missing_back_end
+from mlxcel_nb.display.reports import node_view, status_view
+from mlxcel_nb.display.view import Column, note, table
 from mlxcel_nb.errors import ConfigError
-from mlxcel_nb.notebook.display import Column, note, table
-from mlxcel_nb.notebook.views import node_view, status_view
 
 
 def start(args: argparse.Namespace, context: Context) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
-from mlxcel_nb.notebook.display import View, note, printable, progress
+from mlxcel_nb.display.view import View, note, printable, progress
 
 UPDATES_PER_S = 10
 LINE_S = 5.0

@@ -17,10 +17,10 @@ from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.load import load_model
 from mlxcel_nb.commands.parser import UsageProblem
 from mlxcel_nb.commands.session import Held
+from mlxcel_nb.display.reports import footer
+from mlxcel_nb.display.streaming import show_stream
+from mlxcel_nb.display.view import View
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.notebook.display import View
-from mlxcel_nb.notebook.streaming import show_stream
-from mlxcel_nb.notebook.views import footer
 
 INTERRUPTED = 130
 """Exit status of a command that the user stopped: 128 and the number of SIGINT."""

@@ -9,9 +9,9 @@ from mlxcel_nb.commands.console import Console, Progress
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.model import fetch_meter
 from mlxcel_nb.commands.session import Held
+from mlxcel_nb.display.reports import load_view
+from mlxcel_nb.display.view import bytes_text
 from mlxcel_nb.models.store import resolve
-from mlxcel_nb.notebook.display import bytes_text
-from mlxcel_nb.notebook.views import load_view
 
 
 class Meter:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mlxcel_nb.commands.console import Progress
 from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.display.view import Column, View, bytes_text, note, table
 from mlxcel_nb.models import store
 from mlxcel_nb.models.info import ModelInfo, model_info
-from mlxcel_nb.notebook.display import Column, View, bytes_text, note, table
 
 STAGES = {
     "download": "downloading",

@@ -11,9 +11,9 @@ from typing import Any
 from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
 from mlxcel_nb.commands.console import Console
 from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.display.view import View, note
 from mlxcel_nb.errors import Refused, SecretError
 from mlxcel_nb.net import ping as logic
-from mlxcel_nb.notebook.display import View, note
 from mlxcel_nb.util.loop import LoopThread
 
 PING_S = 60.0

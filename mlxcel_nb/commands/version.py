@@ -8,7 +8,7 @@ import platform
 
 import mlxcel_nb
 from mlxcel_nb.commands.dispatch import Context
-from mlxcel_nb.notebook.display import Column, table
+from mlxcel_nb.display.view import Column, table
 
 PACKAGES = ("mlx", "mlx-lm", "ipyparallel", "ipykernel", "cryptography")
 

@@ -12,7 +12,7 @@ from typing import Any
 from IPython.display import display
 
 from mlxcel_nb.commands.console import UPDATES_PER_S, Console, Progress
-from mlxcel_nb.notebook.display import View, printable
+from mlxcel_nb.display.view import View, printable
 
 
 class NotebookConsole(Console):

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from mlxcel_nb.commands.console import Progress, TerminalConsole
-from mlxcel_nb.notebook.display import note
+from mlxcel_nb.display.view import note
 
 
 class Terminal(io.StringIO):

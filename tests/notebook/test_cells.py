@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxcel_nb.notebook.display import RUN_MIME
+from mlxcel_nb.display.view import RUN_MIME
 from tests.everywhere import EVERY_FUNCTION
 from tests.notebook.kernels import Notebook, Ran, notebook
 from tests.tiny import make_tiny

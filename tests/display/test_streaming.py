@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_nb.client.report import Completion, Delta
+from mlxcel_nb.display.streaming import UPDATES_PER_S, Coalescer, pump, show_stream
 from mlxcel_nb.errors import MlxcelError, PeerLost
-from mlxcel_nb.notebook.streaming import UPDATES_PER_S, Coalescer, pump, show_stream
 
 
 class Script:

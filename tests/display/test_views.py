@@ -16,8 +16,8 @@ from mlxcel_nb.client.report import (
     PartReport,
     Timings,
 )
-from mlxcel_nb.notebook.display import RUN_MIME, Column, State, View, bytes_text, figure, printable, progress, table
-from mlxcel_nb.notebook.views import footer, layers_text, load_view, node_view, status_view
+from mlxcel_nb.display.reports import footer, layers_text, load_view, node_view, status_view
+from mlxcel_nb.display.view import RUN_MIME, Column, State, View, bytes_text, figure, printable, progress, table
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 

@@ -1,11 +1,11 @@
-"""What the client reports, as tables. Pure: from `client.report` dataclasses to `display.View`s."""
+"""What the client reports, as tables. Pure: from `client.report` dataclasses to `view.View`s."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mlxcel_nb.client.report import ClusterStatus, Completion, LinkReport, LoadReport, NodeReport
-from mlxcel_nb.notebook.display import RUN_MIME, Column, State, View, bytes_text, figure, ms_text, note, stack, table
+from mlxcel_nb.display.view import RUN_MIME, Column, State, View, bytes_text, figure, ms_text, note, stack, table
 
 
 def status_view(status: ClusterStatus) -> View:
