@@ -20,7 +20,7 @@ from mlxcel_nb.models.gguf_blocks import AFFINE_GROUP, AFFINE_TYPES, READABLE_TY
 from mlxcel_nb.models.gguf_file import GgufFile, GgufTensor, read_gguf
 from mlxcel_nb.models.gguf_tokenizer import tokenizer_files
 from mlxcel_nb.models.registry import Precision, Progress
-from mlxcel_nb.models.safetensors_index import ITEM_SIZE
+from mlxcel_nb.plan.elements import ITEM_SIZE
 
 _BLOCK_NAMES = {
     "attn_norm": "input_layernorm",

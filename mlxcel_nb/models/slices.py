@@ -15,7 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlxcel_nb.errors import ModelError
-from mlxcel_nb.models.safetensors_index import ITEM_SIZE, TensorEntry
+from mlxcel_nb.models.safetensors_index import TensorEntry
+from mlxcel_nb.plan.elements import ITEM_SIZE
 
 KINDS = {
     "F32": (mx.float32, mx.float32),

@@ -1,7 +1,8 @@
 """What a part of a model takes on its node, before anything is loaded: weights once, and keys and values a token. Pure.
 
 Counted from the names, shapes and dtypes of the tensors in the model's files, cut as the tensor plan cuts them.
-`status` and the memory benchmark read it; the loader counts exactly the same bytes again, from the module tree.
+Nothing asks at run time yet: the loader counts the same bytes from the module tree, and tests hold the two together.
+The planner of a later release, which decides before it builds any model, is what this is for.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxcel_nb.plan.elements import ITEM_SIZE
 from mlxcel_nb.plan.part import Part
 from mlxcel_nb.plan.shards import LayerShape, Range, layer_shape, split_evenly, split_heads
-
-ITEM_SIZE = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
-"""Bytes of one element by safetensors' name of the dtype; what is not named takes one."""
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -65,7 +64,7 @@ def part_memory(
     keys = shape.kv_heads
     if part.tp_size > 1:
         keys = split_heads(shape.heads, keys, part.tp_size, shape.head_unit)[part.tp_rank].n_keys
-    element = float_bytes or min((_size(t.dtype) for t in tensors.values() if t.dtype in FLOATS), default=4)
+    element = float_bytes or min((ITEM_SIZE[t.dtype] for t in tensors.values() if t.dtype in FLOATS), default=4)
     return PartMemory(weights, 2 * layers * keys * shape.head_dim * element)
 
 
@@ -83,7 +82,7 @@ def _bytes(
     """Bytes of the rank's share of one tensor; none for the scales of a weight that is unpacked."""
     module, _, leaf = name.rpartition(".")
     packed = f"{module}.scales" in tensors
-    count, element = math.prod(tensor.shape), _size(tensor.dtype)
+    count, element = math.prod(tensor.shape), ITEM_SIZE[tensor.dtype]
     if float_bytes is not None and packed:
         if leaf in ("scales", "biases"):
             return 0
@@ -114,7 +113,3 @@ def _share(kind: str, leaf: str, shape: LayerShape, part: Part) -> tuple[int, in
 
 def _length(span: Range) -> int:
     return span[1] - span[0]
-
-
-def _size(dtype: str) -> int:
-    return ITEM_SIZE.get(dtype, 1)
