@@ -138,7 +138,7 @@ class Router:
         link = await dial(self._identity, self._secret, address, expect_node_id=node_id)
         self._states[node_id] = ("alive", "")
         self._links[node_id] = ControlLink(
-            link, on_message=self._on_message, on_stream=self._on_message, on_state=self._on_state
+            link, on_message=self._on_message, on_stream=self._on_message, on_state=self._on_state, measure=True
         )
 
     def _send(self, node_id: str, request_id: str | None, packed: bytes) -> None:

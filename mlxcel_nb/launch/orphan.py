@@ -53,6 +53,13 @@ class OrphanGuard:
         return self._lines.get(timeout=timeout)
 
     def _watch(self) -> None:
+        try:
+            self._follow()
+        finally:
+            self._end()  # a guard that fails must not leave an unguarded process behind
+
+    def _follow(self) -> None:
+        """Hand over the owner's lines until there is a sign of its end."""
         rest = b""
         while os.getppid() == self._owner_pid and not self.asked:
             readable, _, _ = select.select([self._fd], [], [], CHECK_S)
@@ -67,15 +74,16 @@ class OrphanGuard:
                     self.asked = True
                 else:
                     self._lines.put(line.decode())
-        self._end()
 
     def _end(self) -> None:
-        worker = threading.Thread(target=self._act, daemon=True)
-        worker.start()
-        worker.join(GRACE_S)
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # what this process started goes with it
-        os._exit(0)
+        try:
+            worker = threading.Thread(target=self._act, daemon=True)
+            worker.start()
+            worker.join(GRACE_S)
+            if os.getpgrp() == os.getpid():
+                os.killpg(0, signal.SIGKILL)  # what this process started goes with it
+        finally:
+            os._exit(0)
 
     def _act(self) -> None:
         for act in reversed(self._last_acts):

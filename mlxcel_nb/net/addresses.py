@@ -12,11 +12,6 @@ def normal_ip(host: str) -> str:
     return canonical_ip(host) if is_numeric(host) else host
 
 
-def is_loopback(ip: str) -> bool:
-    """Whether `ip`, as `normal_ip` spells it, is of this host alone."""
-    return is_numeric(ip) and ipaddress.ip_address(ip).is_loopback
-
-
 def is_numeric(host: str) -> bool:
     """Whether `host` is an address already, with or without a zone, and needs no look-up."""
     try:

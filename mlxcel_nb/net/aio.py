@@ -11,19 +11,19 @@ import asyncio
 import collections
 import contextlib
 import socket
-import statistics
-import struct
 import time
 from collections.abc import Callable
 from typing import Any
 
 from mlxcel_nb.errors import MlxcelError, PeerLost, WireError
 from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.liveness import Health, Liveness
+from mlxcel_nb.net.pings import Pings
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger, trail
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.credits import COUNTED, ReceiveCredits, SendCredits
-from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, PING_BYTES, Frame, Kind, close_reason, credit_count
+from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, Frame, Kind, close_reason, credit_count
 
 log = get_logger("net.link")
 
@@ -35,32 +35,30 @@ QUEUE_BYTES = 12 << 20
 BACKLOG_BYTES = 4 << 20
 """Stream messages that wait for the peer's credit."""
 
-RTT_SAMPLES = 15
-
-_PING_ID = struct.Struct("!Q")
-
 
 class ControlLink:
     """Owns a `Link` from here on.
 
     Args:
-        on_message: called with each control message (kind 3) after the first.
-        on_stream: called with each stream message (kind 6).
         on_state: called with "suspect", "alive" (again), "dead" or "closed" (by the peer), and the reason. Not called
             for this side's own `close`.
-        on_bulk: takes tensor and KV frames (kinds 4 and 5), which are a protocol error where it is not given.
+        on_message: called with each control message (kind 3) after the first.
+        on_stream: called with each stream message (kind 6).
+        on_frame: takes kinds 3 to 7 as they came, none of them looked into; the two above are not called then.
+        measure: ping once at the start, so that `rtt_s` is known before the link was ever idle.
 
-    A handler that raises `WireError` ends the link with that reason.
+    A frame that nobody takes is a protocol error. A handler that raises `WireError` ends the link with that reason.
     """
 
     def __init__(
         self,
         link: Link,
         *,
-        on_message: Callable[[ControlLink, dict[str, Any]], None],
-        on_stream: Callable[[ControlLink, dict[str, Any]], None],
         on_state: Callable[[ControlLink, str, str], None],
-        on_bulk: Callable[[ControlLink, Frame], None] | None = None,
+        on_message: Callable[[ControlLink, dict[str, Any]], None] | None = None,
+        on_stream: Callable[[ControlLink, dict[str, Any]], None] | None = None,
+        on_frame: Callable[[ControlLink, Frame], None] | None = None,
+        measure: bool = False,
     ) -> None:
         self.link = link
         self.peer = link.peer
@@ -71,7 +69,7 @@ class ControlLink:
         self._on_message = on_message
         self._on_stream = on_stream
         self._on_state = on_state
-        self._on_bulk = on_bulk
+        self._on_frame = on_frame
         self._loop = asyncio.get_running_loop()
         self._sock = link.sock
         self._fd = link.sock.fileno()
@@ -84,17 +82,14 @@ class ControlLink:
         self._backlog: collections.deque[bytes] = collections.deque()
         self._backlog_bytes = 0
         self._drained: list[asyncio.Future[None]] = []
-        self._pings: dict[bytes, tuple[float, asyncio.Future[float] | None]] = {}
-        self._ping_count = 0
-        self._rtts: collections.deque[float] = collections.deque(maxlen=RTT_SAMPLES)
-        now = self._loop.time()
-        self._heard = now
-        self._frame_since: float | None = None
-        self._due = now
-        self._timer = self._loop.call_soon(self._tick)
-        link.probe = self._probe
+        self._pings = Pings(link.peer.node_id)
+        self._life = Liveness(self._loop.time())
+        self._timer = self._loop.call_at(self._life.due, self._tick)
+        link.driver = self
         self._loop.add_reader(self._fd, self._readable)
-        self._loop.call_soon(self._guarded, self._take_frames)
+        self._loop.call_soon(self._arrived)
+        if measure:
+            self._send_ping()
 
     # -- what the owner calls ---------------------------------------------------------------------
 
@@ -123,7 +118,7 @@ class ControlLink:
         self._backlog.append(data)
         self._backlog_bytes += len(data)
         if self._backlog_bytes > BACKLOG_BYTES:
-            self._fail("does not keep up with its stream")
+            self.give_up("does not keep up with its stream")
 
     async def drain(self) -> None:
         """Wait until all that was sent is with the kernel.
@@ -143,31 +138,30 @@ class ControlLink:
 
         Raises:
             PeerLost: the link ended, or no pong came within `within_s`.
+            WireError: the pong is not what was sent, or too many are missing already.
         """
         if not self.open:
             raise PeerLost(self.reason or "the link is closed", node=self.peer.node_id)
-        if len(self._pings) >= MAX_UNANSWERED_PINGS:
+        if self._pings.full:
             raise WireError(f"{MAX_UNANSWERED_PINGS} pings are unanswered already", node=self.peer.node_id)
         answer: asyncio.Future[float] = self._loop.create_future()
-        ping_id = self._send_ping(filler, answer)
+        self._send_ping(filler, answer)
         try:
             return await asyncio.wait_for(answer, within_s)
         except TimeoutError:
-            self._pings.pop(ping_id, None)
             raise PeerLost(f"no pong within {within_s:g} s", node=self.peer.node_id) from None
 
     @property
     def rtt_s(self) -> float | None:
         """Median of recent round trips, None before the first."""
-        return statistics.median(self._rtts) if self._rtts else None
+        return self._pings.median_s
 
     def info(self) -> dict[str, Any]:
         """The link as plain data, for status."""
-        host, port = self.peer.address
         return {
             "node_id": self.peer.node_id,
             "role": self.peer.role,
-            "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "address": self.peer.where,
             "cipher": self.link.suite_name,
             "transport": self.link.transport,
             "state": self.state,
@@ -183,7 +177,21 @@ class ControlLink:
         """Say goodbye and close, at once."""
         if self.open:
             self.state, self.reason = "closed", reason
-            self._farewell(reason)
+            self._release(goodbye=reason)
+
+    async def probe(self) -> bool:
+        """Whether the peer answers a ping within `times.PROBE_S`."""
+        try:
+            await self.ping(within_s=times.PROBE_S)
+        except MlxcelError:
+            return False
+        return True
+
+    def give_up(self, reason: str) -> None:
+        """End the link because of what the peer did or left undone, telling it and `on_state`."""
+        if self.open:
+            log.warning("link to %s ended: %s", self.peer.node_id, reason)
+            self._end("dead", reason, goodbye=reason)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -198,7 +206,7 @@ class ControlLink:
         self._queue.append((kind, memoryview(bytes(sealed))))
         self._queued_bytes += len(sealed)
         if self._queued_bytes > QUEUE_BYTES:
-            self._fail("does not read what it is sent")
+            self.give_up("does not read what it is sent")
 
     def _push(self, data: memoryview) -> int:
         """Give the kernel what it takes of `data`.
@@ -253,57 +261,53 @@ class ControlLink:
         except BlockingIOError:
             return
         except OSError as error:
-            self._die(f"connection lost ({error.strerror})")
+            self._end("dead", f"connection lost ({error.strerror})")
             return
         if not count:
-            self._die("its connection ended without a goodbye")
+            self._end("dead", "its connection ended without a goodbye")
             return
         self.received_bytes += count
         self.link.reader.received(count)
-        self._heard = self._loop.time()
-        if self.state == "suspect":
-            self.state, self.reason = "alive", ""
-            self._on_state(self, "alive", "heard again")
-        self._guarded(self._take_frames)
+        self._arrived()
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Run `work`; what the peer did wrong ends the link, what a handler did wrong is logged."""
+    def _arrived(self) -> None:
+        """Deal with every whole frame that has arrived."""
+        reader, took = self.link.reader, False
         try:
-            work()
+            while self.open and (frame := reader.next_frame()) is not None:
+                took = True
+                self._take(frame)
         except WireError as error:
-            self._fail(error.cause)
-
-    def _take_frames(self) -> None:
-        reader = self.link.reader
-        while self.open and (frame := reader.next_frame()) is not None:
-            self._frame_since = None
-            self._take(frame)
-        if self.open and reader.bytes_pending:
-            self._frame_since = self._frame_since or self._loop.time()
+            self.give_up(error.cause)
+        if self.open:
+            self._life.heard(self._loop.time(), within_frame=bool(reader.bytes_pending), frames=took)
+            if self.state == "suspect":
+                self.state, self.reason = "alive", ""
+                self._on_state(self, "alive", "heard again")
 
     def _take(self, frame: Frame) -> None:
         if frame.kind in COUNTED:
             self._lets_send.received(frame.channel)
         match frame.kind:
-            case Kind.CONTROL:
-                self._handle(self._on_message, messages.unpack(frame.payload))
-            case Kind.STREAM:
-                self._handle(self._on_stream, messages.unpack(frame.payload))
-                self._taken(frame.channel)
             case Kind.PING:
                 self._answer(frame)
             case Kind.PONG:
-                self._take_pong(frame.payload)
+                self._pings.pong(self._loop.time(), frame.payload)
+            case Kind.CLOSE:
+                self._end("closed", close_reason(frame.payload) or "closed by the peer", goodbye="")
+            case _ if self._on_frame is not None:
+                self._on_frame(self, frame)
+            case Kind.CONTROL if self._on_message is not None:
+                self._handle(self._on_message, messages.unpack(frame.payload))
+            case Kind.STREAM if self._on_stream is not None:
+                self._handle(self._on_stream, messages.unpack(frame.payload))
             case Kind.CREDIT:
                 self._may_send.grant(frame.channel, credit_count(frame.payload))
                 self._flush_backlog()
-            case Kind.CLOSE:
-                self._end("closed", close_reason(frame.payload) or "closed by the peer")
-            case _ if self._on_bulk is not None:
-                self._on_bulk(self, frame)
-                self._taken(frame.channel)
             case _:
                 raise WireError(f"a {frame.kind.name.lower()} frame on a control link")
+        if frame.kind in COUNTED and self.open and (grant := self._lets_send.taken(frame.channel)):
+            self._write(Kind.CREDIT, frame.channel, grant.to_bytes(4, "big"))
 
     def _handle(self, handler: Callable[[ControlLink, dict[str, Any]], None], message: dict[str, Any]) -> None:
         try:
@@ -313,10 +317,6 @@ class ControlLink:
         except Exception as error:  # noqa: BLE001  # a handler's fault is not the peer's: the link goes on
             log.error("a handler failed on a message from %s: %s", self.peer.node_id, trail(error))
 
-    def _taken(self, channel: int) -> None:
-        if self.open and (grant := self._lets_send.taken(channel)):
-            self._write(Kind.CREDIT, channel, grant.to_bytes(4, "big"))
-
     # -- pings and the peer's life ----------------------------------------------------------------
 
     def _answer(self, frame: Frame) -> None:
@@ -324,74 +324,33 @@ class ControlLink:
             raise WireError(f"more than {MAX_UNANSWERED_PINGS} pings without reading the pongs")
         self._write(Kind.PONG, frame.channel, frame.payload)
 
-    def _send_ping(self, filler: bytes = b"", answer: asyncio.Future[float] | None = None) -> bytes:
-        self._ping_count += 1
-        ping_id = _PING_ID.pack(self._ping_count)
-        self._pings[ping_id] = (self._loop.time(), answer)
-        self._write(Kind.PING, 0, ping_id, filler)
-        return ping_id
-
-    def _take_pong(self, payload: memoryview) -> None:
-        sent, answer = self._pings.pop(bytes(payload[:PING_BYTES]), (None, None))
-        if sent is None:
-            return
-        rtt = self._loop.time() - sent
-        if answer is None:
-            self._rtts.append(rtt)
-        elif not answer.done():
-            answer.set_result(rtt)
-
-    async def _probe(self) -> bool:
-        """Whether the peer answers within a second."""
-        try:
-            await self.ping(within_s=times.PING_S)
-        except MlxcelError:
-            return False
-        return True
+    def _send_ping(self, filler: bytes = b"", answer: asyncio.Future[float] | None = None) -> None:
+        self._write(Kind.PING, 0, self._pings.begin(self._loop.time(), filler, answer), filler)
 
     def _tick(self) -> None:
-        """Once a second: judge the peer's silence, then ping."""
-        now = self._loop.time()
-        if (late := now - self._due) > times.PING_S:
-            # This process was stopped, asleep or busy: the peer is not to be blamed for that time.
-            self._heard = min(now, self._heard + late)
-        silence = now - self._heard
-        if self._frame_since is not None and now - self._frame_since > times.FRAME_REST_S:
-            self._fail(f"the rest of a frame did not come within {times.FRAME_REST_S:g} s")
-        elif silence >= times.DEAD_S:
-            self._die(f"silent for {silence:.1f} s")
-        else:
-            if silence >= times.SUSPECT_S and self.state == "alive":
-                self.state, self.reason = "suspect", f"silent for {silence:.1f} s"
-                self._on_state(self, "suspect", self.reason)
-            if self.open and len(self._pings) < MAX_UNANSWERED_PINGS and not self._queue:
-                self._send_ping()
+        """Judge the peer's silence, and ping it when the link is idle."""
+        judgement = self._life.judge(self._loop.time())
+        if judgement.health is Health.DEAD:
+            self.give_up(judgement.reason)
+        elif judgement.health is Health.SUSPECT and self.state == "alive":
+            self.state, self.reason = "suspect", judgement.reason
+            self._on_state(self, "suspect", self.reason)
         if self.open:
-            self._due = now + times.PING_S
-            self._timer = self._loop.call_at(self._due, self._tick)
+            if judgement.ping and not self._pings.full and not self._queue:
+                self._send_ping()
+            self._timer = self._loop.call_at(self._life.due, self._tick)
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def _fail(self, reason: str) -> None:
-        """End the link because of what the peer did, telling it."""
-        if self.open:
-            log.warning("link to %s ended: %s", self.peer.node_id, reason)
-            self.state, self.reason = "dead", reason
-            self._farewell(reason)
-            self._loop.call_soon(self._on_state, self, "dead", reason)
-
-    def _die(self, reason: str) -> None:
-        self._end("dead", reason)
-
-    def _end(self, state: str, reason: str) -> None:
-        """The link is over and there is nobody to tell; handlers hear of it on the loop's next turn."""
+    def _end(self, state: str, reason: str, *, goodbye: str | None = None) -> None:
+        """The link is over; handlers hear of it on the loop's next turn."""
         if self.open:
             self.state, self.reason = state, reason
-            self._release()
+            self._release(goodbye=goodbye)
             self._loop.call_soon(self._on_state, self, state, reason)
 
     def _farewell(self, reason: str) -> None:
-        """The close frame, if the socket still takes one, and the end of the socket."""
+        """The close frame, if the socket still takes one, and the end of this direction."""
         with contextlib.suppress(OSError, MlxcelError):
             while self._queue:
                 _, data = self._queue[0]
@@ -403,17 +362,16 @@ class ControlLink:
                 self._sock.send(self.link.sealer.seal_close(reason))
             self._sock.shutdown(socket.SHUT_WR)
             self._sock.recv(READ_BYTES)  # unread input would turn the goodbye into a reset
-        self._release()
 
-    def _release(self) -> None:
+    def _release(self, *, goodbye: str | None) -> None:
+        """Let go of everything, with a close frame first where there is something to say to the peer."""
+        if goodbye is not None:
+            self._farewell(goodbye)
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._timer.cancel()
         self._queue.clear()
         self._backlog.clear()
-        for _, answer in self._pings.values():
-            if answer is not None and not answer.done():
-                answer.set_exception(PeerLost(self.reason or "the link is closed", node=self.peer.node_id))
-        self._pings.clear()
+        self._pings.end(PeerLost(self.reason or "the link is closed", node=self.peer.node_id))
         self._settle()
         self.link.close()

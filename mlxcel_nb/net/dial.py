@@ -70,8 +70,9 @@ async def dial(
             for candidate in secrets[:-1]:
                 try:
                     return await attempt.persist(candidate)
-                except AuthenticationFailed:
-                    continue
+                except HandshakeError as error:
+                    if not (isinstance(error, AuthenticationFailed) or attempt.left_unanswered):
+                        raise
             return await attempt.persist(secrets[-1])
     except TimeoutError:
         if not attempt.connected:
@@ -105,6 +106,8 @@ class _Attempt:
         self._hello = hello
         self._rekey_every = rekey_every
         self.connected = False
+        self.left_unanswered = False
+        """Whether the server went away after this side's proof, which is one way to say that the secret is wrong."""
 
     async def persist(self, secret: Secret) -> Link:
         """Try, and again after a jittered moment while the listener is crowded."""
@@ -120,7 +123,7 @@ class _Attempt:
         raise AssertionError("unreachable")
 
     async def _once(self, secret: Secret) -> Link:
-        self.connected = False
+        self.connected = self.left_unanswered = False
         sock = await connect(self._address, node=self._expect_node_id)
         self.connected = True
         try:
@@ -156,6 +159,7 @@ class _Attempt:
                     handshake.receive_eof()
         except ConnectionError as error:
             broken = HandshakeError(f"{self._where} broke the handshake off: {error.strerror}")
+            self.left_unanswered = handshake.peer is not None
             if handshake.peer is None:
                 raise _Crowded(broken) from None
             raise broken from None
@@ -168,6 +172,7 @@ class _Attempt:
             if turned_away or (ended and handshake.peer is None):
                 raise _Crowded(error) from None
             if ended:
+                self.left_unanswered = True
                 advice = "Its log says why; a different secret is the usual reason."
                 raise HandshakeError(error.cause, advice=advice) from None
             raise

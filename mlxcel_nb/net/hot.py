@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlxcel_nb.errors import MlxcelError, PeerAborted, PeerLost, WireError
+from mlxcel_nb.errors import FrameError, MlxcelError, PeerAborted, PeerLost, WireError
 from mlxcel_nb.net.inbox import TENSOR_CHANNEL, Inbox, Tensor
 from mlxcel_nb.net.interrupt import Interrupt
 from mlxcel_nb.net.link import Link
@@ -84,6 +84,7 @@ class HotLink:
         self._tensor_id = 0
         self.moves = 0  # frames taken and chunks sent: what counts as progress
         self._frame_since: float | None = None
+        self._looked = 0.0  # when it was last asked how long a frame may still take
         self._broken: MlxcelError | None = None
 
     def __repr__(self) -> str:
@@ -162,9 +163,9 @@ class HotLink:
     def close(self, reason: str = "") -> None:
         """Say goodbye if the socket takes it, and close. By the owner."""
         with contextlib.suppress(OSError, MlxcelError):
-            if self._broken is None and self.pump_out(None):
-                self._sock.send(self._sealer.seal_close(reason))
-            self._sock.shutdown(socket.SHUT_WR)
+            if self._broken is None:
+                self.pump_out(None)
+                self._goodbye(reason)
             self._sock.recv(READ_BYTES)  # unread input would turn the goodbye into a reset
         self._broken = self._broken or PeerLost("this side has closed the link", node=self.node)
         self.link.close()
@@ -197,7 +198,13 @@ class HotLink:
         """A new call: what the last one returned is no longer valid."""
         if self._broken is not None:
             raise self._broken.with_traceback(None)
-        self._frame_since = None
+        if not self._reader.bytes_pending:
+            self._frame_since = None
+        elif self._frame_since is not None:
+            # While nobody waited here, the rest may have waited for us.
+            now = time.monotonic()
+            self._frame_since += now - self._looked
+            self._looked = now
         self._inbox.reclaim()
 
     def outgoing(self, parts: Sequence[ReadableBuffer]) -> Outgoing:
@@ -305,6 +312,7 @@ class HotLink:
                     raise WireError(f"more than {MAX_UNANSWERED_PINGS} pings without reading the pongs")
                 self._replies.append((Kind.PONG, frame.channel, bytes(frame.payload)))
             elif frame.kind is Kind.CLOSE:
+                self._goodbye("")
                 self._lost(f"closed by it: {close_reason(frame.payload) or 'no reason given'}")
             elif frame.kind is not Kind.PONG:
                 raise WireError(f"a {frame.kind.name.lower()} frame on a hot link")
@@ -358,14 +366,25 @@ class HotLink:
             pass
         self._lost(f"reset ({error.strerror})")
 
+    def _goodbye(self, reason: str) -> None:
+        """The close frame, behind the rest of another if there is one, as far as the socket takes them."""
+        try:
+            sent = self._sock.send(self._tail) if self._tail is not None else 0
+            if self._tail is None or sent == len(self._tail):
+                self._sock.send(self._sealer.seal_close(reason))
+            self._tail = None
+        except (OSError, FrameError):
+            return  # the peer takes no more, or has been told already
+        finally:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_WR)
+
     def _refuse(self, error: WireError) -> NoReturn:
         """The peer broke the contract: tell it, and end."""
         if isinstance(self._broken, PeerLost):
             raise self._broken
         self._broken = error.at(self.node)
-        with contextlib.suppress(OSError, MlxcelError):
-            if self._tail is None:
-                self._sock.send(self._sealer.seal_close(error.cause))
+        self._goodbye(error.cause)
         self.link.hang_up()
         raise self._broken
 
@@ -375,6 +394,7 @@ class HotLink:
             return math.inf
         if self._frame_since is None:
             self._frame_since = now
+        self._looked = now
         return self._frame_since + times.FRAME_REST_S
 
     def frame_overdue(self) -> NoReturn:

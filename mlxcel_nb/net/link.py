@@ -14,10 +14,11 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.errors import HandshakeError
 from mlxcel_nb.net.addresses import normal_ip
 from mlxcel_nb.wire.frames import FrameReader, Sealer
@@ -51,22 +52,19 @@ def first_message(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return {**(extra or {}), "schema": SCHEMA, "features": list(FEATURES), "versions": dict(local_versions())}
 
 
-def check_first_message(message: Mapping[str, Any]) -> None:
-    """Refuse a first message of another schema, or one that lacks what every version of it has.
+def read_first_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A peer's first message; of `features` and `versions` only what can be read is left.
 
     Raises:
-        HandshakeError: with the reason that the close frame carries.
+        HandshakeError: another schema, with the reason that the close frame carries.
     """
     schema = message.get("schema")
     if schema != SCHEMA or isinstance(schema, bool):
         raise HandshakeError(f"unknown schema {schema!r:.40} of control messages; this side speaks {SCHEMA}")
-    features, versions = message.get("features", []), message.get("versions", {})
-    if not isinstance(features, list) or not all(isinstance(f, str) for f in features):
-        raise HandshakeError("the first control frame's features are not a list of texts")
-    if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
-        raise HandshakeError("the first control frame's versions are not a map of texts")
-    if max(len(features), len(versions)) > MAX_HELLO_ENTRIES:
-        raise HandshakeError(f"the first control frame lists more than {MAX_HELLO_ENTRIES} features or versions")
+    features, versions = message.get("features"), message.get("versions")
+    listed = [f for f in features if isinstance(f, str)] if isinstance(features, list) else []
+    told = [(k, v) for k, v in versions.items() if isinstance(v, str)] if isinstance(versions, dict) else []
+    return {**message, "features": listed[:MAX_HELLO_ENTRIES], "versions": dict(told[:MAX_HELLO_ENTRIES])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +94,12 @@ class PeerInfo:
         )
 
     @property
+    def where(self) -> str:
+        """The address as `host:port`, for people."""
+        host, port = self.address
+        return str(Address(host, port)) if host else "an address that is gone"
+
+    @property
     def versions(self) -> dict[str, str]:
         """Library versions at the peer."""
         return dict(self.hello.get("versions", {}))
@@ -115,11 +119,21 @@ def peer_address(sock: socket.socket) -> tuple[str, int]:
     return normal_ip(name[0]), name[1]
 
 
+class Driver(Protocol):
+    """What a driver on the listener's own loop can do for it."""
+
+    async def probe(self) -> bool:
+        """Whether the peer answers a ping within `times.PROBE_S`."""
+
+    def give_up(self, reason: str) -> None:
+        """End the link, telling the peer."""
+
+
 @dataclass(eq=False)
 class Link:
     """An established connection; `sock` is non-blocking, `reader` may hold bytes that came early.
 
-    `probe`, set by a driver that can, tells whether the peer answers a ping within a second.
+    `driver` is set by a driver that can ping; hot links and links that still wait for one have none.
     """
 
     sock: socket.socket
@@ -130,7 +144,7 @@ class Link:
     dialled: bool
     transport: str = "tcp"
     since: float = field(default_factory=time.monotonic)
-    probe: Callable[[], Awaitable[bool]] | None = None
+    driver: Driver | None = None
     _at_end: list[Callable[[], None]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
@@ -164,5 +178,4 @@ class Link:
                     return
 
     def __repr__(self) -> str:
-        host, port = self.peer.address
-        return f"<link to {self.peer.node_id} at {host}:{port}>"
+        return f"<link to {self.peer.node_id} at {self.peer.where}>"

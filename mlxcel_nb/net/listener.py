@@ -30,7 +30,8 @@ from mlxcel_nb.errors import (
     VersionMismatch,
 )
 from mlxcel_nb.net.addresses import is_numeric, normal_ip
-from mlxcel_nb.net.admission import Admission, Answer
+from mlxcel_nb.net.admission import Admission
+from mlxcel_nb.net.guest import Guest, any_alive
 from mlxcel_nb.net.link import Link, peer_address
 from mlxcel_nb.net.opening import open_link
 from mlxcel_nb.net.pending import BUFFER_BYTES, PendingPool
@@ -52,13 +53,6 @@ LOG_EVERY_S = 10.0
 
 MISMATCHES = frozenset(error.code for error in (AuthenticationFailed, VersionMismatch, SuiteMismatch, ClusterMismatch))
 """What `counts` calls peers that cannot be let in because the two sides were set up differently."""
-
-_VERDICTS = {
-    Answer.ADMIT: VerdictCode.ACCEPTED,
-    Answer.CAPACITY: VerdictCode.CAPACITY,
-    Answer.IDENTITY: VerdictCode.IDENTITY,
-    Answer.PROBE: VerdictCode.DUPLICATE,
-}
 
 
 class Listener:
@@ -94,8 +88,7 @@ class Listener:
         self._rekey_every = rekey_every
         named = configured or {}
         self._pool = PendingPool(trusted=frozenset(normal_ip(ip) for ips in named.values() for ip in ips))
-        self.admission = Admission(named)
-        self._links: dict[Link, str] = {}
+        self.admission: Admission[Guest] = Admission(named)
         self._visits: dict[socket.socket, asyncio.Task[None]] = {}
         self._sock: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -173,7 +166,10 @@ class Listener:
             sock.close()
             return
         ip, _ = peer_address(sock)
-        arrival = self._pool.arrive(sock, ip, time.monotonic())
+        if not ip:  # gone already
+            sock.close()
+            return
+        arrival = self._pool.arrive(sock, ip)
         if arrival.evicted is not None and isinstance(arrival.evicted.key, socket.socket):
             self.counts["evicted"] += 1
             self._visits[arrival.evicted.key].cancel()
@@ -232,7 +228,7 @@ class Listener:
         try:
             async with asyncio.timeout(times.HANDSHAKE_S):
                 await self._until_proof(sock, handshake)
-            await self._judge(sock, handshake, ip)
+            guest = await self._judge(sock, handshake, ip)
         except HandshakeError:
             if data := handshake.data_to_send():
                 with contextlib.suppress(OSError):
@@ -254,11 +250,11 @@ class Listener:
                     rekey_every=self._rekey_every,
                 )
         except BaseException:
-            self.admission.leave(sock, peer.node_id)
+            self.admission.leave(guest)
             raise
         self.counts["established"] += 1
-        self._links[link] = peer.node_id
-        link.at_end(lambda: self._on_loop(self._ended, link))
+        guest.settle(link)
+        link.at_end(lambda: self._left(guest))
         return link
 
     async def _until_proof(self, sock: socket.socket, handshake: ServerHandshake) -> None:
@@ -276,22 +272,27 @@ class Listener:
             if data := handshake.data_to_send():
                 await loop.sock_sendall(sock, data)
 
-    async def _judge(self, sock: socket.socket, handshake: ServerHandshake, ip: str) -> None:
+    async def _judge(self, sock: socket.socket, handshake: ServerHandshake, ip: str) -> Guest:
         """Give the verdict; raises what was refused."""
-        peer = handshake.peer
+        peer, visit = handshake.peer, asyncio.current_task()
         assert peer is not None
+        assert visit is not None
         decision = self.admission.ask(peer.node_id, peer.incarnation, ip)
-        if decision.answer is Answer.PROBE and not await self._any_alive(peer.node_id):
-            for holder in self._held_by(peer.node_id):
-                log.warning("%s does not answer: its place goes to a newer process", holder)
-                self._ended(holder)
-                holder.hang_up()
+        if decision.contested:
+            holders = self.admission.holding(peer.node_id)
+            # Whoever came since then has just proved itself alive, and so is the process that it belongs to.
+            if not await any_alive(holders) and self.admission.holding(peer.node_id) <= holders:
+                for holder in holders:
+                    self.admission.leave(holder)
+                    holder.dismiss("does not answer: its place goes to a newer process")
             decision = self.admission.ask(peer.node_id, peer.incarnation, ip)
         self._check_silence(sock, handshake)
-        handshake.verdict(_VERDICTS[decision.answer], decision.detail)
-        if decision.answer is not Answer.ADMIT:
+        handshake.verdict(decision.verdict, decision.detail)
+        if decision.verdict is not VerdictCode.ACCEPTED:
             raise Refused(f"{peer.node_id} (host {ip}) was refused: {decision.detail}")
-        self.admission.enter(sock, peer.node_id, peer.incarnation, ip)
+        guest = Guest(visit)
+        self.admission.enter(guest, peer.node_id, peer.incarnation, ip)
+        return guest
 
     @staticmethod
     def _check_silence(sock: socket.socket, handshake: ServerHandshake) -> None:
@@ -304,14 +305,6 @@ class Listener:
             raise HandshakeError("the client left before the verdict")
         handshake.receive_data(early)
 
-    def _held_by(self, node_id: str) -> list[Link]:
-        return [link for link, holder in self._links.items() if holder == node_id]
-
-    async def _any_alive(self, node_id: str) -> bool:
-        """Whether the incarnation that holds `node_id` answers a ping on any of its connections."""
-        probes = [link.probe() for link in self._held_by(node_id) if link.probe is not None]
-        return any(await asyncio.gather(*probes))
-
     # -- bookkeeping ------------------------------------------------------------------------------
 
     def _own(self) -> Identity:
@@ -320,15 +313,11 @@ class Listener:
             return identity
         return dataclasses.replace(identity, data_addr=str(self.address))
 
-    def _ended(self, link: Link) -> None:
-        if (node_id := self._links.pop(link, None)) is not None:
-            self.admission.leave(link.sock, node_id)
-
-    def _on_loop(self, function: Callable[[Link], None], link: Link) -> None:
-        """Call `function` on the loop; links may end on any thread, and after the loop."""
+    def _left(self, guest: Guest) -> None:
+        """Its link has ended; called from any thread: links end where their drivers run, and perhaps after the loop."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, link)
+            self._loop.call_soon_threadsafe(self.admission.leave, guest)
 
     def _complain(self, ip: str, kind: str, text: str) -> None:
         self.counts[kind] += 1

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxcel_nb.errors import HandshakeError, WireError
-from mlxcel_nb.net.link import Link, PeerInfo, check_first_message, first_message
+from mlxcel_nb.net.link import Link, PeerInfo, first_message, read_first_message
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.frames import Frame, FrameReader, Kind, Opener, Sealer, close_reason
 from mlxcel_nb.wire.handshake import Established
@@ -55,12 +55,14 @@ async def open_link(
             raise HandshakeError(f"{where} sent a {frame.kind.name.lower()} frame before its first control frame")
         if len(frame.payload) > MAX_FIRST_BYTES:
             raise HandshakeError(f"{where} sent a first message of {len(frame.payload)} bytes")
-        message = messages.unpack(frame.payload)
-        check_first_message(message)
-    except WireError as error:
-        if not isinstance(error, HandshakeError) or error.local:
-            with contextlib.suppress(OSError):
-                sock.send(sealer.seal_close(error.cause))
+        message = read_first_message(messages.unpack(frame.payload))
+    except BaseException as error:
+        if not isinstance(error, WireError):
+            reason = "given up before the first control frame came"
+        else:
+            reason = "" if isinstance(error, HandshakeError) and not error.local else error.cause
+        with contextlib.suppress(OSError):
+            sock.send(sealer.seal_close(reason))
         raise
     return Link(
         sock=sock,

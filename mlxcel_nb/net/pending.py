@@ -1,8 +1,8 @@
 """The waiting room of a listener: which half-open connections may stay. Pure.
 
 Whoever can reach the port can fill it, so nothing here trusts anybody: a connection is in the pool from accept
-until its verdict, and what it may cost is bounded in number, per address and in time. The listener owns one pool
-and calls it from its loop; the pool decides and the listener closes sockets.
+until its verdict, and what it may cost is bounded in number and per address. The listener owns one pool and calls it
+from its loop; the pool decides, the listener closes sockets and keeps the time.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from mlxcel_nb.net.addresses import is_loopback
-from mlxcel_nb.util import times
+from mlxcel_nb.cluster.address import Address
 
 POOL_SIZE = 64
 """Half-open connections in all."""
@@ -29,7 +28,6 @@ class Waiting:
 
     key: Hashable
     ip: str
-    deadline: float
     whole_hello: bool = False
 
 
@@ -53,15 +51,14 @@ class PendingPool:
     trusted: frozenset[str] = frozenset()
     size: int = POOL_SIZE
     per_address: int = PER_ADDRESS
-    lifetime_s: float = times.HANDSHAKE_S
     _members: dict[Hashable, Waiting] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def arrive(self, key: Hashable, ip: str, now: float) -> Arrival:
-        """Place the connection `key` that was accepted at `now`, or say why not."""
-        exempt = is_loopback(ip) or ip in self.trusted
+    def arrive(self, key: Hashable, ip: str) -> Arrival:
+        """Place the connection `key` that comes from `ip`, or say why not."""
+        exempt = Address(ip, 0).is_loopback or ip in self.trusted
         if not exempt and sum(w.ip == ip for w in self._members.values()) >= self.per_address:
             return Arrival(admitted=False, reason=f"{self.per_address} handshakes from {ip} already pending")
         evicted = None
@@ -71,7 +68,7 @@ class PendingPool:
             if evicted is None:
                 return Arrival(admitted=False, reason=f"{self.size} handshakes already pending")
             del self._members[evicted.key]
-        self._members[key] = Waiting(key, ip, now + self.lifetime_s)
+        self._members[key] = Waiting(key, ip)
         return Arrival(admitted=True, evicted=evicted)
 
     def hello_received(self, key: Hashable) -> None:

@@ -72,14 +72,14 @@ class PingReport:
         """Plain data, for `--json`."""
         peer = self.peer
         return {
-            "address": _joined(peer.address),
+            "address": peer.where,
             "node_id": peer.node_id,
             "role": peer.role,
             "cluster": self.cluster,
             "data_addr": peer.data_addr,
             "incarnation": peer.incarnation.hex(),
             "cipher": self.cipher,
-            "features": list(peer.hello.get("features", [])),
+            "features": list(peer.hello["features"]),
             "versions": peer.versions,
             "connect_s": self.connect_s,
             "count": len(self.round_trips_s),
@@ -94,12 +94,12 @@ class PingReport:
     def lines(self) -> list[str]:
         """The same for people."""
         peer = self.peer
-        where = f", listens on {peer.data_addr}" if peer.data_addr else ""
+        listens = f", listens on {peer.data_addr}" if peer.data_addr else ""
         versions = ", ".join(f"{name} {version}" for name, version in sorted(peer.versions.items()))
         extremes = (min(self.round_trips_s), self.median_s, max(self.round_trips_s))
         trips = " / ".join(_time(seconds) for seconds in extremes)
         found = [
-            f"{peer.node_id} ({peer.role}) of cluster {self.cluster} at {_joined(peer.address)}{where}",
+            f"{peer.node_id} ({peer.role}) of cluster {self.cluster} at {peer.where}{listens}",
             f"versions: {versions or 'not told'}",
             f"{self.cipher}, connected in {_time(self.connect_s)}",
             f"{len(self.round_trips_s)} pings of {self.size} bytes: {trips} (least, median, most), "
@@ -184,9 +184,7 @@ async def listen(
     links: set[ControlLink] = set()
 
     def take(link: Link) -> None:
-        links.add(
-            ControlLink(link, on_message=_drop, on_stream=_drop, on_bulk=_drop, on_state=forget),
-        )
+        links.add(ControlLink(link, on_frame=_drop, on_state=forget))
 
     def forget(link: ControlLink, state: str, reason: str) -> None:
         del reason
@@ -227,6 +225,7 @@ async def ping(
 
     Raises:
         PeerLost: nobody there, or gone meanwhile.
+        WireError: the peer does not echo what it was sent.
         HandshakeError: wrong secret, version, suite or cluster, or another refusal; the message says which.
     """
     if count < 1:
@@ -238,7 +237,7 @@ async def ping(
     began = time.perf_counter()
     link = await dial(identity, secret, address, previous_secret=previous_secret, rekey_every=rekey_every)
     connect_s = time.perf_counter() - began
-    control = ControlLink(link, on_message=_drop, on_stream=_drop, on_bulk=_drop, on_state=_drop)
+    control = ControlLink(link, on_frame=_drop, on_state=_drop)
     filler = secrets.token_bytes(size)
     try:
         round_trips = [await control.ping(filler, within_s=PONG_S) for _ in range(count)]
@@ -273,11 +272,6 @@ def _check_rekey(rekey_every: int | None) -> None:
 
 def _drop(*_: object) -> None:
     """Takes whatever a handler is given; a visitor has no use for it."""
-
-
-def _joined(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _time(seconds: float) -> str:

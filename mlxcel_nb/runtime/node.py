@@ -217,8 +217,10 @@ class Node:
         if link.peer.role == "router":
             self._routers.add(control)
 
-    def _control(self, link: Link) -> ControlLink:
-        return ControlLink(link, on_message=self._on_message, on_stream=self._on_stream, on_state=self._on_state)
+    def _control(self, link: Link, *, measure: bool = False) -> ControlLink:
+        return ControlLink(
+            link, on_message=self._on_message, on_stream=self._on_stream, on_state=self._on_state, measure=measure
+        )
 
     def _on_stream(self, link: ControlLink, message: dict[str, Any]) -> None:
         """Nobody streams to a node of this kind."""
@@ -307,7 +309,7 @@ class Node:
             spin_s = MAX_SPIN_S if usable_cores() >= order.layout.size else 0.0
             hot = {other: HotLink(pair.hot, spin_s=spin_s) for other, pair in pairs.items()}
             for other, pair in pairs.items():
-                self._witnesses[order.members[other].node_id] = self._control(pair.witness)
+                self._witnesses[order.members[other].node_id] = self._control(pair.witness, measure=True)
             self._loading = Load(order, me, hot, lambda: self._io.soon(self._forget, order))
             self._worker.post(self._loading)
 

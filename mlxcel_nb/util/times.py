@@ -8,6 +8,9 @@ HANDSHAKE_S = 5.0
 PING_S = 1.0
 """An idle link is pinged this often."""
 
+PROBE_S = 1.0
+"""Within this time the holder of a node id shows life, or its place goes to a newer process."""
+
 SUSPECT_S = 3.0
 """Without a sign of life a link's peer is shown as suspect."""
 

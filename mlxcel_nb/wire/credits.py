@@ -35,6 +35,8 @@ class SendCredits:
 
     def grant(self, channel: int, count: int) -> None:
         """The peer sent a credit frame."""
+        if not count:
+            return
         left = self.left(channel) + count
         if left > MAX_GRANTED:
             raise WireError(f"credit of {left} frames on channel {channel}")

@@ -54,11 +54,13 @@ MAX_CIPHERTEXT = 1 << 36
 PING_BYTES = 8
 MAX_FILLER = 1 << 20
 MAX_UNANSWERED_PINGS = 8
+CREDIT_BYTES = 4
 
 _FIRST_BUFFER = 64 << 10
 _CIPHERS: dict[int, type[AESGCM | ChaCha20Poly1305]] = {1: AESGCM, 2: ChaCha20Poly1305}
 _REKEY = Kind.REKEY
 _CLOSE = Kind.CLOSE
+_CREDIT = Kind.CREDIT
 
 # Indexed by kind: on this path, a tuple's item costs a tenth of an enumeration's look-up.
 _KINDS = tuple(Kind)
@@ -67,7 +69,7 @@ _PAYLOADS: tuple[tuple[int, int], ...] = tuple(
         Kind.CLOSE: (1, 256),
         Kind.PING: (PING_BYTES, PING_BYTES + MAX_FILLER),
         Kind.PONG: (PING_BYTES, PING_BYTES + MAX_FILLER),
-        Kind.CREDIT: (4, 4),
+        Kind.CREDIT: (CREDIT_BYTES, CREDIT_BYTES),
         Kind.REKEY: (0, 0),
     }.get(kind, (0, MAX_PAYLOAD))
     for kind in Kind
@@ -228,7 +230,7 @@ class Opener(_Direction):
             raise self._fail(f"a frame of unknown kind {code}")
         kind = _KINDS[code]
         low, high = _PAYLOADS[code]
-        if not low <= size - HEAD_BYTES <= high:
+        if not low <= size - HEAD_BYTES <= high and kind is not _CREDIT:  # whoever heeds credits looks at them
             raise self._fail(f"a {kind.name.lower()} frame with {size - HEAD_BYTES} bytes of payload")
         if kind is _REKEY:
             self._use(self._keys.next())
@@ -253,6 +255,8 @@ class FrameReader:
         self._buffer = memoryview(bytearray(_FIRST_BUFFER))
         self._start = 0
         self._end = 0
+        self.total = 0
+        """Bytes received so far; other threads may look at it for a sign of life."""
         if leftover:
             self.feed(leftover)
 
@@ -277,6 +281,7 @@ class FrameReader:
     def received(self, count: int) -> None:
         """`count` bytes have been written to the front of `get_buffer`'s view."""
         self._end += count
+        self.total += count
 
     def frames(self) -> Iterator[Frame]:
         """Every whole frame that has arrived; each one's payload is valid until the next is taken."""
@@ -327,11 +332,10 @@ def close_reason(payload: ReadableBuffer) -> str:
 
 
 def credit_count(payload: ReadableBuffer) -> int:
-    """The number in a credit frame."""
-    count = int.from_bytes(memoryview(payload), "big")
-    if not count:
-        raise WireError("a credit frame that grants nothing")
-    return count
+    """The number in a credit frame; 0 grants nothing and harms nothing."""
+    if len(memoryview(payload)) != CREDIT_BYTES:
+        raise WireError(f"a credit frame of {len(memoryview(payload))} bytes, not {CREDIT_BYTES}")
+    return int.from_bytes(memoryview(payload), "big")
 
 
 def bytes_of(part: ReadableBuffer) -> memoryview:

@@ -316,7 +316,7 @@ def _refused(whom: str, node_id: str, code: int, detail: str) -> Refused:
             )
         case VerdictCode.DUPLICATE:
             return Refused(
-                f"{whom} already has a live node {node_id!r} of another incarnation{said}",
+                f"{whom} already has a live node {node_id!r} of another incarnation",
                 advice="Stop that process, or use another node id.",
             )
     return Refused(f"{whom} refused the connection with code {code}{said}")

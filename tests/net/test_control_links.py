@@ -136,24 +136,6 @@ def test_silence_is_suspect_then_dead_and_a_sign_of_life_mends_it(monkeypatch):
     run(case())
 
 
-def test_time_this_process_slept_is_not_held_against_the_peer(monkeypatch):
-    """Case 67."""
-    monkeypatch.setattr(times, "PING_S", 0.05)
-    monkeypatch.setattr(times, "SUSPECT_S", 0.2)
-    monkeypatch.setattr(times, "DEAD_S", 0.4)
-
-    async def case():
-        async with link_pair() as (_, theirs):
-            end = Heard(theirs)
-            end.link._tick()
-            end.link._due -= 10  # as if the timer had come ten seconds late
-            end.link._heard -= 10
-            end.link._tick()
-            assert end.link.open
-
-    run(case())
-
-
 def test_half_a_frame_ends_the_link_after_its_time(monkeypatch):
     monkeypatch.setattr(times, "PING_S", 0.05)
     monkeypatch.setattr(times, "FRAME_REST_S", 0.3)

@@ -59,3 +59,10 @@ def test_counts_and_channels_are_bounded() -> None:
         receiver.received(MAX_CHANNELS)
     with pytest.raises(WireError, match="channels"):
         sender.grant(MAX_CHANNELS, 1)
+
+
+def test_a_credit_of_nothing_changes_nothing() -> None:
+    credits_left = SendCredits()
+    for channel in range(2 * MAX_CHANNELS):
+        credits_left.grant(channel, 0)
+    assert credits_left.left(1) == INITIAL
