@@ -38,13 +38,16 @@ class Frame:
     """One frame: a piece of text with its tokens, and the end if it is the last.
 
     Args:
-        seq: its number; None for an end whose maker could not count, which ends the answer where it is.
+        seq: its number; None for an end whose maker could not count, which ends the answer where it is, and for news
+            of the prefill, which is no part of the answer.
+        prefill: how many tokens of the prompt have been read, and of how many.
     """
 
     seq: int | None
     text: str = ""
     tokens: tuple[int, ...] = ()
     end: End | None = None
+    prefill: tuple[int, int] | None = None
 
 
 def read(message: dict[str, Any]) -> Frame:
@@ -58,6 +61,11 @@ def read(message: dict[str, Any]) -> Frame:
         return Frame(
             seq=None, end=End(finish_reason="error", error=errors.from_dict(protocol.field(message, "error", dict)))
         )
+    if kind == "prefill":
+        done, total = (protocol.field(message, name, int) for name in ("done", "total"))
+        if not 0 <= done <= total <= MAX_COUNT:
+            raise WireError(f"a prefill has read {done} of {total} tokens")
+        return Frame(seq=None, prefill=(done, total))
     if kind not in ("delta", "end"):
         raise WireError(f"an answer has no frames of type {kind!r:.40}")
     tokens = protocol.field(message, "tokens", list)

@@ -7,31 +7,28 @@ a leading `a` for `await`. An interrupt of a waiting call undoes what it began.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from mlxcel_nb.client import loading, status
+from mlxcel_nb.client.exits import Exits
 from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, closed_error, new_id
 from mlxcel_nb.client.stream import Inbox, Stream
 from mlxcel_nb.client.twins import AsyncTwins
-from mlxcel_nb.cluster.layout import Layout, make_layout
 from mlxcel_nb.cluster.names import check_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
 from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError, PeerLost, RequestError, WireError
 from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
-from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.models.store import resolve
 from mlxcel_nb.net.link import local_versions
-from mlxcel_nb.plan.shards import check_tp
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, field
 from mlxcel_nb.util import times
 
@@ -68,8 +65,7 @@ class Cluster(AsyncTwins):
         threads: int | None = None,
         step_s: float = times.STEP_S,
     ) -> None:
-        if n < 1:
-            raise ConfigError(f"{n} engines", advice="Ask for at least one.")
+        loading.check_count(n)
         self.n = n
         self.name = check_name("cluster name", name) if name is not None else f"mlxcel-{secrets.token_hex(3)}"
         self.deadline = deadline
@@ -83,8 +79,8 @@ class Cluster(AsyncTwins):
         self._leader: str | None = None
         self._model: LoadReport | None = None
         self._last: Completion | None = None
-        self._exits: dict[str, str] = {}
-        self._news = threading.Condition()
+        self._exits = Exits()
+        self._finalizer: weakref.finalize[..., Cluster] | None = None
         self._lock = threading.Lock()
         self._model_lock = threading.Lock()
 
@@ -115,9 +111,9 @@ class Cluster(AsyncTwins):
                 raise ClusterError(f"cluster {self.name} is already running", advice="Stop it first.")
             launcher = LocalCluster()
             router: Router | None = None
-            self._exits.clear()
+            self._exits = Exits()
             try:
-                launcher.on_exit(self._on_exit)
+                launcher.on_exit(self._exits.tell)
                 self.nodes = launcher.start(
                     self.n,
                     name=self.name,
@@ -135,6 +131,9 @@ class Cluster(AsyncTwins):
                 self.nodes = []
                 raise
             self._launcher, self._router = launcher, router
+            self._finalizer = weakref.finalize(self, _end_later, router, launcher)
+            self._finalizer.atexit = False  # the launcher has its own way to leave with the interpreter
+            _running.add(self)
         return self
 
     def stop(self) -> None:
@@ -142,7 +141,10 @@ class Cluster(AsyncTwins):
         with self._lock:
             launcher, self._launcher = self._launcher, None
             router, self._router = self._router, None
+            _running.discard(self)
             self._forget_model()
+            if self._finalizer is not None:
+                self._finalizer.detach()
             try:
                 if router is not None:
                     router.close()
@@ -171,22 +173,16 @@ class Cluster(AsyncTwins):
             raise closed_error()
         return self._router
 
-    def _on_exit(self, node_id: str, description: str) -> None:
-        with self._news:
-            self._exits[node_id] = description
-            self._news.notify_all()
-
     def _explain(self, error: MlxcelError) -> MlxcelError:
         """A lost connection as the end of a process, when it was one."""
         node = error.node
         if not isinstance(error, PeerLost) or node is None:
             return error
-        with self._news:
-            self._news.wait_for(lambda: node in self._exits, EXIT_NEWS_S)
-            description = self._exits.get(node)
+        advice = "Stop the cluster and start it again."
+        description = self._exits.wait_for(node, EXIT_NEWS_S)
         if description is None:
-            return PeerLost(error.cause, node=node, advice=error.advice or "Stop the cluster and start it again.")
-        return EngineLost(description, node=node, advice="Stop the cluster and start it again.")
+            return PeerLost(error.cause, node=node, advice=error.advice or advice)
+        return EngineLost(description, node=node, advice=advice)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -218,10 +214,8 @@ class Cluster(AsyncTwins):
             router = self._running()
             if self._model is not None:
                 raise ClusterError(f"{self._model.model} is loaded", advice="Unload it first.")
-            path = resolve(model, allow_code=allow_code)
-            layout = make_layout(model_info(path).layers, tp=tp, pp=pp, layers=layers)
-            check_tp(json.loads((path / "config.json").read_text()), layout.tp)
-            order = self._order(router, str(path), layout, dtype, allow_code)
+            plan = loading.prepare(model, tp=tp, pp=pp, layers=layers, allow_code=allow_code)
+            order = self._order(router, plan, dtype, allow_code)
             started = time.monotonic()
             self._leader = order.members[0].node_id
             try:
@@ -234,22 +228,29 @@ class Cluster(AsyncTwins):
                     loading.drop_parts(router, order.instance, self.step_s)
                 self._forget_model()
                 raise
-            self._model = loading.report(model, order, loaded, time.monotonic() - started)
+            self._model = loading.report(plan, order, loaded, time.monotonic() - started)
             return self._model
 
-    def _order(self, router: Router, path: str, layout: Layout, dtype: str, allow_code: bool) -> LoadOrder:
+    def _order(self, router: Router, plan: loading.Plan, dtype: str, allow_code: bool) -> LoadOrder:
         alive = [node for node in self.nodes if node.node_id in router.alive()]
-        if layout.size > len(alive):
+        needed = plan.layout.size
+        if needed > self.n:
             raise ConfigError(
-                f"{layout.name} needs {layout.size} engines, {len(alive)} of {self.n} are alive",
-                advice=f"Start a cluster with -n {layout.size}, or split the model less.",
+                f"{plan.layout.name} needs {needed} engines, this cluster has {self.n}",
+                advice=f"Start one with {needed}, or split the model less.",
+            )
+        if needed > len(alive):
+            dead = ", ".join(node.node_id for node in self.nodes if node not in alive)
+            raise ConfigError(
+                f"{plan.layout.name} needs {needed} engines, but {dead} is dead",
+                advice="Stop the cluster and start it again, or split the model less.",
             )
         return LoadOrder(
             id=new_id(),
             instance=new_id(),
-            model=path,
-            layout=layout,
-            members=tuple(Member(node_id=n.node_id, address=str(n.address)) for n in alive[: layout.size]),
+            model=str(plan.path),
+            layout=plan.layout,
+            members=tuple(Member(node_id=n.node_id, address=str(n.address)) for n in alive[:needed]),
             dtype=dtype,
             step_s=self.step_s,
             allow_code=allow_code,
@@ -365,7 +366,8 @@ class Cluster(AsyncTwins):
         router = self._router
         if router is None:
             return ClusterStatus(name=self.name, router_id="", state="stopped", nodes=(), links=(), model=None)
-        nodes, links = status.gather(router, self.nodes, self._exits)
+        exits = self._exits.known()
+        nodes, links = status.gather(router, self.nodes, exits)
         differing = status.differing(
             {router.node_id: local_versions(), **{node.node_id: node.versions for node in nodes}}
         )
@@ -378,5 +380,23 @@ class Cluster(AsyncTwins):
             model=self._model,
             last=self._last,
             differing=differing,
-            warnings=status.warnings(nodes, differing, self._exits),
+            warnings=status.warnings(nodes, differing, exits),
         )
+
+
+def _end_later(router: Router, launcher: LocalCluster) -> None:
+    """End what a cluster nobody holds any more has left. On a thread of its own: this may be anybody's thread."""
+
+    def end() -> None:
+        router.close()
+        launcher.stop()
+
+    threading.Thread(target=end, name="mlxcel-end", daemon=True).start()
+
+
+_running: weakref.WeakSet[Cluster] = weakref.WeakSet()
+
+
+def running_clusters() -> list[Cluster]:
+    """The clusters this process has started and not stopped, by name."""
+    return sorted(_running, key=lambda cluster: cluster.name)

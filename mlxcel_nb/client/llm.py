@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mlxcel_nb.client.cluster import Cluster
+from mlxcel_nb.client.loading import prepare
 from mlxcel_nb.client.report import Completion
 from mlxcel_nb.models.params import SamplingParams
 
@@ -40,6 +41,8 @@ class LLM:
         **options: Any,
     ) -> None:
         self._owned = cluster is None
+        if self._owned:  # what can be refused without engines is refused before they start
+            prepare(model, tp=tensor_parallel_size, pp=pipeline_parallel_size, allow_code=allow_code)
         self.cluster = cluster or Cluster(tensor_parallel_size * pipeline_parallel_size, **options).start()
         try:
             self.report = self.cluster.load(

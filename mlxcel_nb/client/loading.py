@@ -5,21 +5,70 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.client.report import LoadProgress, LoadReport, PartReport
 from mlxcel_nb.client.router import Router
-from mlxcel_nb.errors import MlxcelError, PeerLost, StepTimeout
+from mlxcel_nb.cluster.layout import Layout, make_layout
+from mlxcel_nb.errors import ConfigError, MlxcelError, PeerLost, StepTimeout
+from mlxcel_nb.models.folder import check_tokenizer, read_json
+from mlxcel_nb.models.info import model_info
+from mlxcel_nb.models.store import resolve
+from mlxcel_nb.plan.shards import check_tp
 from mlxcel_nb.runtime.protocol import LoadOrder, field
+from mlxcel_nb.util.cores import usable_cores
 
 STALL_S = 60.0
 """Loading fails when no node reports progress for this long."""
 
 POLL_S = 0.2
 
+MIN_MOST_ENGINES = 16
+"""So many engines are allowed on any machine; beyond, four a core."""
+
 Loaded = dict[str, dict[str, Any]]
 """What each node said it loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A model found on this host, and how it will be split."""
+
+    model: str
+    path: Path
+    layout: Layout
+
+
+def prepare(
+    model: str, *, tp: int = 1, pp: int = 1, layers: str | None = None, allow_code: bool = False, progress: Any = None
+) -> Plan:
+    """Everything that can be refused without an engine: the model's files, the layout, the split.
+
+    Args:
+        progress: of a fetch, as `models.store.resolve` takes it.
+
+    Raises:
+        ConfigError: a split that cannot work. ModelError: a model that is not there or not whole.
+    """
+    path = resolve(model, allow_code=allow_code, progress=progress)
+    layout = make_layout(model_info(path).layers, tp=tp, pp=pp, layers=layers)
+    check_tp(read_json(path / "config.json"), layout.tp)
+    check_tokenizer(path)
+    return Plan(model=model, path=path, layout=layout)
+
+
+def check_count(n: int) -> None:
+    """Refuse a number of engines that is none, or so large that it must be a slip.
+
+    Raises:
+        ConfigError: naming the most this machine is given.
+    """
+    most = max(MIN_MOST_ENGINES, 4 * usable_cores())
+    if not 1 <= n <= most:
+        raise ConfigError(f"{n} engines", advice=f"Ask for 1 to {most} on this machine.")
 
 
 def load_parts(
@@ -98,9 +147,9 @@ def drop_parts(router: Router, instance: str, timeout: float) -> None:
         raise first
 
 
-def report(model: str, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadReport:
+def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadReport:
     """What the user sees of a finished load."""
-    layout = order.layout
+    layout = plan.layout
     parts = tuple(
         PartReport(
             node_id=member.node_id,
@@ -114,8 +163,8 @@ def report(model: str, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
     )
     warnings = [warning for facts in loaded.values() for warning in facts["warnings"]]
     return LoadReport(
-        model=model,
-        path=order.model,
+        model=plan.model,
+        path=str(plan.path),
         layout=layout.name,
         dtype=loaded[order.members[0].node_id]["dtype"],
         parts=parts,

@@ -24,6 +24,9 @@ CHECK_S = 5.0
 """Silence after which the leader is asked whether it still makes progress."""
 
 
+_MORE_FOLLOWS = frozenset({"prefill", "delta"})
+
+
 class Inbox:
     """Where a request's messages wait for their reader. Filled on the router's loop.
 
@@ -45,7 +48,7 @@ class Inbox:
         if kind == "lost" and node_id != self.leader:
             return
         self._messages.put(message)
-        if kind != "delta":
+        if kind not in _MORE_FOLLOWS:
             self.close()
 
     def get(self, timeout: float) -> dict[str, Any]:
@@ -78,6 +81,9 @@ class Stream:
         explain: makes an error say more, e.g. which signal ended a process.
         ended: takes the completion, once, on the reader's thread.
         stall_s: without progress for this long, the stream fails.
+
+    Attributes:
+        prefill: while a long prompt is read: how many of its tokens have been, and of how many.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class Stream:
         self.token_ids: tuple[int, ...] = ()
         self.completion: Completion | None = None
         self.error: MlxcelError | None = None
+        self.prefill: tuple[int, int] | None = None
         self._inbox = inbox
         self._leader = inbox.leader
         self._cancel = cancel
@@ -180,6 +187,9 @@ class Stream:
         except WireError as error:
             self.cancel()
             self._fail(error.at(self._leader))
+            return None
+        self.prefill = frame.prefill
+        if frame.prefill is not None:
             return None
         self._seq += 1
         self.text += frame.text

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,6 +59,7 @@ class Session:
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
+        self._conversations: weakref.WeakKeyDictionary[Cluster, Conversation] = weakref.WeakKeyDictionary()
         self._pid = os.getpid()
         atexit.register(self._at_exit)
 
@@ -87,23 +90,34 @@ class Session:
         return held
 
     def get(self, name: str | None = None) -> Held:
-        """The named cluster, or the one started last.
+        """The named cluster, or the one started last; those that Python code of this process started come after.
 
         Raises:
             ClusterError: there is none.
         """
-        if not self._held:
+        known = {held.cluster.name: held for held in self._others()} | self._held
+        if not known:
             raise ClusterError("no cluster is running", advice="Start one: %mlxcel cluster start -n 2")
         if name is None:
-            return next(reversed(self._held.values()))
-        if name not in self._held:
-            raise ClusterError(f"no cluster is called {name}", advice=f"There is {', '.join(self._held)}.")
-        return self._held[name]
+            return next(reversed(known.values()))
+        if name not in known:
+            raise ClusterError(f"no cluster is called {name}", advice=f"There is {', '.join(known)}.")
+        return known[name]
+
+    def _others(self) -> list[Held]:
+        """Clusters that Python code of this process started. They are not held here: who drops one stops it."""
+        module = sys.modules.get("mlxcel_nb.client.cluster")
+        running: list[Cluster] = module.running_clusters() if module else []
+        return [
+            Held(cluster, self._conversations.setdefault(cluster, Conversation()))
+            for cluster in running
+            if cluster.name not in self._held
+        ]
 
     def stop(self, name: str | None = None) -> str:
         """Stop one cluster; returns its name. It is forgotten even when stopping fails."""
         held = self.get(name)
-        del self._held[held.cluster.name]
+        self._held.pop(held.cluster.name, None)
         held.cluster.stop()
         return held.cluster.name
 
@@ -111,9 +125,9 @@ class Session:
         """Stop every cluster, the latest first; the first failure is raised when all were tried."""
         stopped: list[str] = []
         failure: Exception | None = None
-        while self._held:
+        for name in [*reversed(self._held), *(held.cluster.name for held in self._others())]:
             try:
-                stopped.append(self.stop())
+                stopped.append(self.stop(name))
             except Exception as problem:  # noqa: BLE001 - the others must still be stopped
                 failure = failure or problem
         if failure:

@@ -26,3 +26,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ModelError(f"{path} is not a JSON object", advice="Get the model again.")
     return data
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "*.tiktoken")
+"""What a tokenizer is kept in, of whichever kind."""
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Refuse a folder without any tokenizer, before its weights are read.
+
+    Raises:
+        ModelError: saying what is missing.
+    """
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise ModelError(f"{folder} has no tokenizer: tokenizer.json is missing", advice="Get the model again.")

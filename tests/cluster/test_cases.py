@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from mlxcel_nb.client import cluster as cluster_module
+from mlxcel_nb.client import loading
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.llm import LLM
 from mlxcel_nb.errors import MlxcelError, ModelError, NodeFailed, RequestError
-from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.models.store import resolve
 from tests.cluster.harness import draw, nothing_left, on_engine, pid_of, wait_until
 from tests.tiny import make_tiny
 
@@ -280,9 +278,8 @@ def test_a_file_broken_on_a_node_is_named_with_the_node(
 ) -> None:
     """Case 44: the files went bad after the notebook looked at them."""
     folder = make_tiny(tmp_path / "tiny")
-    path, info = resolve(str(folder)), model_info(folder)
-    monkeypatch.setattr(cluster_module, "resolve", lambda _model, **_options: path)
-    monkeypatch.setattr(cluster_module, "model_info", lambda _path: info)
+    plan = loading.prepare(str(folder), pp=2)
+    monkeypatch.setattr(loading, "prepare", lambda _model, **_options: plan)
     weights = folder / "model.safetensors"
     if damage == "missing":
         weights.unlink()
@@ -331,7 +328,8 @@ def test_a_model_s_own_code_runs_only_when_the_user_allows_it(engines: Cluster, 
 
 def test_an_engine_refuses_code_by_itself(engines: Cluster, own_code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 65: whatever the notebook looked at."""
-    monkeypatch.setattr(cluster_module, "resolve", lambda _model, **_options: own_code)
+    plan = loading.prepare(str(own_code), allow_code=True)
+    monkeypatch.setattr(loading, "prepare", lambda _model, **_options: plan)
     with pytest.raises(ModelError, match=r"^engine-0: .*own Python code"):
         engines.load(str(own_code))
     assert not (own_code / "ran").exists()
