@@ -208,6 +208,9 @@ class Leader:
         for number, start in enumerate(range(0, len(prompt), PREFILL_CHUNK)):
             chunk = prompt[start : start + PREFILL_CHUNK]
             last = start + len(chunk) == len(prompt)
+            if start:
+                news = {"type": "prefill", "id": order.id, "done": start, "total": len(prompt)}
+                self._worker.outbox.stream(news)
             self._worker.activity = f"prefill {start + len(chunk)}/{len(prompt)}"
             sampled = self._step(
                 Step(epoch=epoch, step=number, count=len(chunk), sample=last, prefill=True, tokens=tuple(chunk))

@@ -10,6 +10,7 @@ unload     router -> node    drop the model; answered by reply
 generate   router -> leader  make text; answered by stream frames delta ..., end
 cancel     router -> leader  end that request now, keep what there is
 status     router -> node    answered by reply
+prefill    leader -> router  (stream) so much of a long prompt has been read
 failed     member -> leader  my part of this epoch raised this error
 abort      leader -> member  leave this epoch
 begin      leader -> member  (hot link) a new epoch: sampling parameters, recent tokens
@@ -128,6 +129,8 @@ class GenerateOrder:
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.prompt, self.messages, self.token_ids)) != 1:
             raise RequestError("give exactly one of a prompt, messages, or token ids")
+        if self.token_ids is not None:
+            _check_ids(self.token_ids)
 
     @functools.cached_property
     def weight(self) -> int:
@@ -150,17 +153,21 @@ class GenerateOrder:
 
     @classmethod
     def from_dict(cls, message: dict[str, Any]) -> GenerateOrder:
-        ids = message.get("token_ids")
-        if ids is not None and not (isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)):
-            raise RequestError("token ids must be a list of whole numbers from 0")
         return cls(
             id=field(message, "id", str),
             instance=field(message, "instance", str),
             params=SamplingParams.from_dict(field(message, "params", dict)),
             prompt=field(message, "prompt", str) if "prompt" in message else None,
             messages=field(message, "messages", list) if "messages" in message else None,
-            token_ids=ids,
+            token_ids=field(message, "token_ids", list) if "token_ids" in message else None,
         )
+
+
+def _check_ids(ids: list[int]) -> None:
+    if any(isinstance(each, str | list | tuple) for each in ids):
+        raise RequestError("one request has one prompt", advice="LLM.generate takes a list of them.")
+    if not all(type(each) is int and each >= 0 for each in ids):
+        raise RequestError("token ids must be a list of whole numbers from 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,6 +120,20 @@ def test_a_stream_can_be_awaited() -> None:
     assert asyncio.run(read()) == ["x"]
 
 
+def test_news_of_the_prefill_is_no_part_of_the_answer_and_not_its_end() -> None:
+    wire = Wire()
+    seen = []
+    for done in (256, 512):
+        wire.inbox.put("engine-0", {"type": "prefill", "done": done, "total": 600})
+        assert wire.stream.next(0.01) is None
+        seen.append(wire.stream.prefill)
+    assert seen == [(256, 600), (512, 600)] and wire.closed == 0
+    wire.say("delta", 0, "a", (1,))
+    wire.say("end", 1, finish_reason="stop")
+    assert [d.text for d in wire.stream] == ["a"]
+    assert wire.stream.prefill is None
+
+
 GOOD_END = {"type": "end", "seq": 0, "text": "", "tokens": [], "finish_reason": "stop"}
 
 
@@ -138,6 +152,9 @@ GOOD_END = {"type": "end", "seq": 0, "text": "", "tokens": [], "finish_reason": 
         {"type": "delta", "seq": 0, "text": "a", "tokens": "abc"},
         {"type": "delta", "seq": 0, "text": "a", "tokens": [1, "2"]},
         {"type": "delta", "seq": 0, "text": "a", "tokens": [-1]},
+        {"type": "prefill"},
+        {"type": "prefill", "done": 5, "total": 4},
+        {"type": "prefill", "done": True, "total": 4},
         {"type": "error"},
         {"type": "lost", "error": "gone"},
         {k: v for k, v in GOOD_END.items() if k != "finish_reason"},
