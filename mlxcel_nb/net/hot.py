@@ -84,7 +84,7 @@ class HotLink:
         self._tensor_id = 0
         self.moves = 0  # frames taken and chunks sent: what counts as progress
         self._frame_since: float | None = None
-        self._looked = 0.0  # when it was last asked how long a frame may still take
+        self.watched_until = 0.0  # when a wait on this link last ended
         self._broken: MlxcelError | None = None
 
     def __repr__(self) -> str:
@@ -203,8 +203,8 @@ class HotLink:
         elif self._frame_since is not None:
             # While nobody waited here, the rest may have waited for us.
             now = time.monotonic()
-            self._frame_since += now - self._looked
-            self._looked = now
+            self._frame_since += now - self.watched_until
+            self.watched_until = now
         self._inbox.reclaim()
 
     def outgoing(self, parts: Sequence[ReadableBuffer]) -> Outgoing:
@@ -394,7 +394,6 @@ class HotLink:
             return math.inf
         if self._frame_since is None:
             self._frame_since = now
-        self._looked = now
         return self._frame_since + times.FRAME_REST_S
 
     def frame_overdue(self) -> NoReturn:

@@ -8,9 +8,6 @@ what it says of itself in the first frame is taken on its word.
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
-import platform
 import socket
 import threading
 import time
@@ -21,6 +18,7 @@ from typing import Any, Protocol
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.errors import HandshakeError
 from mlxcel_nb.net.addresses import normal_ip
+from mlxcel_nb.util.versions import local_versions
 from mlxcel_nb.wire.frames import FrameReader, Sealer
 from mlxcel_nb.wire.handshake import Hello
 
@@ -29,22 +27,8 @@ SCHEMA = 1
 
 FEATURES = ("credit", "rekey", "tensor-lz4", "tensor-split")
 
-_DISTRIBUTIONS = {"mlx": "mlx", "mlx_lm": "mlx-lm", "cryptography": "cryptography", "mlxcel_nb": "mlxcel-nb"}
-
 MAX_HELLO_ENTRIES = 64
 """Entries of `features` and `versions` that are kept of what a peer sends."""
-
-
-@functools.cache
-def local_versions() -> Mapping[str, str]:
-    """Versions of the libraries that matter to peers, read from package metadata: nothing is imported."""
-    versions = {"python": platform.python_version()}
-    for name, distribution in _DISTRIBUTIONS.items():
-        try:
-            versions[name] = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def first_message(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -45,7 +45,11 @@ def wait(links: Sequence[HotLink], interrupt: Interrupt | None, patience: Patien
     due = {link.frame_due(now): link for link in links}
     first = min(due)
     left = min(patience.deadline, first) - now
-    if left > 0 and poller.poll(math.ceil(left * 1000)):
+    ready = left > 0 and poller.poll(math.ceil(left * 1000))
+    now = time.monotonic()
+    for link in links:
+        link.watched_until = now
+    if ready:
         if interrupt is not None:
             interrupt.check()
         return

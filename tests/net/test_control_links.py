@@ -10,8 +10,9 @@ import pytest
 
 from mlxcel_nb.errors import PeerLost
 from mlxcel_nb.net import aio
+from mlxcel_nb.net.link import Link
 from mlxcel_nb.util import times
-from mlxcel_nb.wire.frames import MAX_FILLER, Kind
+from mlxcel_nb.wire.frames import MAX_FILLER, Kind, close_reason
 from tests.net.helpers import Heard, control_pair, link_pair, run
 
 
@@ -63,7 +64,7 @@ def test_pings_are_echoed_with_their_filler():
 def test_status_tells_cipher_and_round_trip():
     async def case():
         async with control_pair() as (ours, _):
-            await ours.link.ping()  # answered after the link's own first
+            await ours.link.ping()
             info = ours.link.info()
             assert info["cipher"] == "aes-256-gcm"
             assert info["transport"] == "tcp"
@@ -73,6 +74,104 @@ def test_status_tells_cipher_and_round_trip():
             assert info["received_bytes"] > 0
             assert info["age_s"] > 0
             assert info["address"].startswith("127.0.0.1:")
+
+    run(case())
+
+
+def test_a_round_trip_is_known_at_once_where_that_is_asked_for():
+    async def case():
+        async with link_pair() as (ours, theirs):
+            end, other = Heard(theirs, measure=True), Heard(ours)
+            async with asyncio.timeout(times.PING_S / 2):
+                while end.link.rtt_s is None:
+                    await asyncio.sleep(0.01)
+            assert other.link.rtt_s is None
+            end.link.close()
+            other.link.close()
+
+    run(case())
+
+
+def test_a_credit_of_nothing_is_no_error():
+    async def case():
+        async with control_pair() as (ours, theirs):
+            ours.link._write(Kind.CREDIT, 1, bytes(4))
+            assert await ours.link.ping() > 0
+            theirs.link.send_stream({"still": "open"})
+            assert await ours.streamed.get() == {"still": "open"}
+
+    run(case())
+
+
+async def frames_until_the_end(link: Link) -> list[tuple[Kind, bytes]]:
+    """What comes over a link that nobody drives; its end must be a clean one."""
+    heard = []
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(link.sock, 65536):
+        link.reader.feed(data)
+        heard += [(frame.kind, bytes(frame.payload)) for frame in link.reader.frames()]
+    link.reader.receive_eof()
+    return heard
+
+
+def test_a_goodbye_is_returned():
+    async def case():
+        async with link_pair() as (ours, theirs):
+            end = Heard(theirs)
+            ours.sock.send(ours.sealer.seal_close("bye"))
+            assert await end.states.get() == ("closed", "bye")
+            assert [kind for kind, _ in await frames_until_the_end(ours)] == [Kind.CLOSE]
+
+    run(case())
+
+
+def test_a_silent_peer_is_told_why_it_is_given_up(monkeypatch):
+    monkeypatch.setattr(times, "PING_S", 0.05)
+    monkeypatch.setattr(times, "SUSPECT_S", 0.1)
+    monkeypatch.setattr(times, "DEAD_S", 0.2)
+
+    async def case():
+        async with link_pair() as (ours, theirs):
+            end = Heard(theirs)
+            heard = await frames_until_the_end(ours)
+            assert [kind for kind, _ in heard[:-1]] == [Kind.PING] * 3
+            assert heard[-1][0] is Kind.CLOSE
+            assert "silent" in close_reason(heard[-1][1])
+            assert (await end.states.get())[0] == "suspect"
+            assert (await end.states.get())[0] == "dead"
+
+    run(case())
+
+
+def test_silence_within_a_frame_is_judged_by_the_frame_s_time(monkeypatch):
+    monkeypatch.setattr(times, "PING_S", 0.05)
+    monkeypatch.setattr(times, "SUSPECT_S", 0.1)
+    monkeypatch.setattr(times, "DEAD_S", 0.2)
+    monkeypatch.setattr(times, "FRAME_REST_S", 0.6)
+
+    async def case():
+        async with link_pair() as (ours, theirs):
+            end = Heard(theirs)
+            began = asyncio.get_running_loop().time()
+            ours.sock.send(bytes(ours.sealer.seal(Kind.PING, 0, b"12345678"))[:-1])
+            heard = await frames_until_the_end(ours)
+            assert 0.5 < asyncio.get_running_loop().time() - began < 2
+            assert heard[-1][0] is Kind.CLOSE
+            assert "rest of a frame" in close_reason(heard[-1][1])
+            assert not end.link.open
+
+    run(case())
+
+
+def test_half_a_frame_that_came_before_the_driver_has_its_time_too(monkeypatch):
+    monkeypatch.setattr(times, "FRAME_REST_S", 0.3)
+
+    async def case():
+        async with link_pair() as (ours, theirs):
+            theirs.reader.feed(bytes(ours.sealer.seal(Kind.PING, 0, b"12345678"))[:-1])
+            end = Heard(theirs)
+            async with asyncio.timeout(times.PING_S + 2):
+                assert "rest of a frame" in (await end.states.get())[1]
 
     run(case())
 

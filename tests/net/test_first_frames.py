@@ -53,8 +53,6 @@ def test_an_unknown_schema_is_closed_with_the_reason():
         (Kind.PING, b"12345678"),
         (Kind.CONTROL, b"\xc1"),
         (Kind.CONTROL, messages.pack({"features": []})),
-        (Kind.CONTROL, messages.pack({"schema": 1, "features": "all"})),
-        (Kind.CONTROL, messages.pack({"schema": 1, "versions": {"mlx": 3}})),
     ],
 )
 def test_a_bad_first_frame_is_closed_with_a_reason(kind, payload):
@@ -68,14 +66,33 @@ def test_a_bad_first_frame_is_closed_with_a_reason(kind, payload):
     run(case())
 
 
-def test_a_peer_may_say_no_more_than_its_schema():
+@pytest.mark.parametrize(
+    ("told", "features", "versions"),
+    [
+        ({}, [], {}),
+        ({"features": "all", "versions": ["mlx"]}, [], {}),
+        ({"features": ["kv", 3, None], "versions": {"mlx": 3, "python": "3.11"}}, ["kv"], {"python": "3.11"}),
+        ({"features": ["f"] * 100, "versions": {}}, ["f"] * 64, {}),
+    ],
+)
+def test_what_cannot_be_read_of_features_and_versions_is_dropped(told, features, versions):
     async def case():
         async with listening() as (_, address, links), raw_connection(address) as sock:
             handshake = ClientHandshake(identity("client"), SECRET)
             await shake_hands(sock, handshake)
             keys = handshake.established
             assert keys is not None
-            sock.send(Sealer(keys.send, keys.suite).seal(Kind.CONTROL, 0, messages.pack({"schema": 1})))
-            assert (await links.get()).peer.versions == {}
+            sock.send(Sealer(keys.send, keys.suite).seal(Kind.CONTROL, 0, messages.pack({"schema": 1, **told})))
+            peer = (await links.get()).peer
+            assert (peer.hello["features"], peer.versions) == (features, versions)
+
+    run(case())
+
+
+def test_a_close_in_place_of_the_first_frame_is_answered():
+    async def case():
+        async with listening() as (_, address, links):
+            assert await _say_first(address, Kind.CLOSE, b"\x03bye") == (Kind.CLOSE, "")
+            assert links.empty()
 
     run(case())

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import socket
+import struct
 
 import pytest
 
@@ -19,8 +20,10 @@ from mlxcel_nb.errors import (
     SuiteMismatch,
 )
 from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.link import local_versions
-from mlxcel_nb.wire.handshake import ClientHandshake, RejectCode
+from mlxcel_nb.util.versions import local_versions
+from mlxcel_nb.wire import messages
+from mlxcel_nb.wire.frames import Kind, Sealer
+from mlxcel_nb.wire.handshake import ClientHandshake, RejectCode, ServerHandshake, State
 from mlxcel_nb.wire.hello import HEADER, MAGIC, MessageType
 from tests.net.helpers import (
     OTHER_SECRET,
@@ -32,6 +35,9 @@ from tests.net.helpers import (
     run,
     shake_hands,
 )
+
+NO_LINGER = struct.pack("ii", 1, 0)
+"""Closing is a reset."""
 
 
 def test_both_ends_know_each_other_after_dialling():
@@ -127,6 +133,43 @@ def test_a_client_refused_with_the_new_secret_tries_the_old_one_once():
             with pytest.raises(AuthenticationFailed):
                 await dial(identity("client"), OTHER_SECRET, address, previous_secret=OTHER_SECRET)
             assert listener.counts["authentication"] == 3
+
+    run(case())
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_the_old_secret_is_tried_too_where_a_server_just_closes_after_the_proof(reset):
+    """Case 50: the wire lets it say why, but does not make it."""
+
+    async def case():
+        asked = []
+
+        async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            handshake = ServerHandshake(identity("server"), [SECRET])
+            try:
+                while handshake.state is not State.AWAITING_VERDICT:
+                    handshake.receive_data(await reader.read(1033))
+                    writer.write(handshake.data_to_send())
+            except AuthenticationFailed:
+                asked.append("wrong")
+                if reset:
+                    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+            else:
+                asked.append("right")
+                handshake.verdict()
+                keys = handshake.established
+                assert keys is not None
+                first = Sealer(keys.send, keys.suite).seal(Kind.CONTROL, 0, messages.pack({"schema": 1}))
+                writer.write(handshake.data_to_send() + bytes(first))
+            writer.close()
+
+        async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+            address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+            (await dial(identity("client"), OTHER_SECRET, address, previous_secret=SECRET)).close()
+            assert asked == ["wrong", "right"]
+            with pytest.raises(HandshakeError):
+                await dial(identity("client"), OTHER_SECRET, address)
+            assert asked == ["wrong", "right", "wrong"]
 
     run(case())
 

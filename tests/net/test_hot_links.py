@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import socket
 import threading
@@ -16,8 +17,8 @@ from mlxcel_nb.errors import Cancelled, FrameError, PeerAborted, PeerLost, StepT
 from mlxcel_nb.net.group import Group, Tag, recv_from, send_to
 from mlxcel_nb.net.hot import HotLink, Interrupt
 from mlxcel_nb.util import times
-from mlxcel_nb.wire import tensors
-from mlxcel_nb.wire.frames import Kind
+from mlxcel_nb.wire import messages, tensors
+from mlxcel_nb.wire.frames import Frame, Kind, close_reason
 from tests.net.helpers import detached_pairs, hot_pair
 
 MB = 1 << 20
@@ -299,6 +300,63 @@ def test_half_a_frame_is_not_waited_for_longer_than_its_time(monkeypatch):
         with pytest.raises(WireError, match="rest of a frame"):
             a.recv_control()
         assert time.monotonic() - began < 2
+
+
+def test_half_a_frame_gets_no_more_time_from_one_wait_to_the_next(monkeypatch):
+    monkeypatch.setattr(times, "FRAME_REST_S", 0.5)
+    with hot_pair() as (a, b):
+        b._sock.send(bytes(b._sealer.seal(Kind.CONTROL, 0, bytes(100)))[:50])
+        began = time.monotonic()
+        with pytest.raises(WireError, match="rest of a frame"):
+            while time.monotonic() - began < 5:
+                with contextlib.suppress(StepTimeout):
+                    a.recv_control(deadline=soon(0.1))
+        assert 0.4 < time.monotonic() - began < 1.5
+        frame = last_frame(b)
+        assert frame is not None and frame.kind is Kind.CLOSE
+        assert "rest of a frame" in close_reason(frame.payload)
+
+
+def test_the_time_in_which_nobody_waited_is_not_the_peer_s(monkeypatch):
+    monkeypatch.setattr(times, "FRAME_REST_S", 0.3)
+    with hot_pair() as (a, b):
+        frame = bytes(b._sealer.seal(Kind.CONTROL, 0, messages.pack({"whole": True})))
+        b._sock.send(frame[:20])
+        with pytest.raises(StepTimeout):
+            a.recv_control(deadline=soon(0.1))
+        time.sleep(0.4)  # this side computes
+        rest = threading.Timer(0.1, b._sock.send, [frame[20:]])
+        rest.start()
+        assert a.recv_control() == {"whole": True}
+        rest.join()
+
+
+def test_a_goodbye_is_returned():
+    with hot_pair() as (a, b):
+        b._sock.send(b._sealer.seal_close("bye"))
+        with pytest.raises(PeerLost, match="bye"):
+            a.recv_control()
+        frame = last_frame(b)
+        assert frame is not None and frame.kind is Kind.CLOSE
+
+
+def test_a_credit_of_nothing_is_no_error():
+    with hot_pair() as (a, b):
+        b._sock.send(b._sealer.seal(Kind.CREDIT, 1, bytes(4)))
+        b.send_control({"type": "still here"})
+        assert a.recv_control() == {"type": "still here"}
+
+
+def last_frame(link: HotLink) -> Frame | None:
+    """The last frame before the end of the stream, which must be a clean one."""
+    link._sock.settimeout(5)
+    last = None
+    while data := link._sock.recv(65536):
+        link._reader.feed(data)
+        while (frame := link._reader.next_frame()) is not None:
+            last = frame
+    link._reader.receive_eof()
+    return last
 
 
 def test_pings_are_answered_while_waiting():

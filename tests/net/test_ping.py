@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -18,14 +19,16 @@ from mlxcel_nb.errors import (
     HandshakeError,
     PeerLost,
     SuiteMismatch,
+    WireError,
 )
 from mlxcel_nb.net import ping as ping_module
 from mlxcel_nb.net.ping import listen, ping
+from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.frames import MAX_FILLER, FrameReader, Kind, Opener, Sealer
-from mlxcel_nb.wire.handshake import ClientHandshake
+from mlxcel_nb.wire.handshake import ClientHandshake, Established
 from mlxcel_nb.wire.hello import HEADER, MAGIC
-from tests.net.helpers import OTHER_SECRET, SECRET, identity, raw_connection, run, shake_hands
+from tests.net.helpers import OTHER_SECRET, SECRET, identity, listening, raw_connection, run, shake_hands
 
 
 @contextlib.asynccontextmanager
@@ -126,6 +129,139 @@ def test_the_listener_answers_pings_and_drops_everything_else():
                         assert (frame.channel, bytes(frame.payload)) == (3, b"12345678filler")
                         return
                 reader.feed(await loop.sock_recv(sock, 65536))
+
+    run(case())
+
+
+class Visitor:
+    """A peer that is not ours: says and hears frames."""
+
+    def __init__(self, sock: socket.socket, keys: Established) -> None:
+        self.sock = sock
+        self.sealer = Sealer(keys.send, keys.suite)
+        self.reader = FrameReader(Opener(keys.receive, keys.suite), keys.leftover)
+
+    async def say(self, kind: Kind, channel: int, payload: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, self.sealer.seal(kind, channel, payload))
+
+    async def hear(self) -> tuple[Kind, int, bytes] | None:
+        """The next frame; None at the end of the stream."""
+        while (frame := self.reader.next_frame()) is None:
+            data = await asyncio.get_running_loop().sock_recv(self.sock, 65536)
+            if not data:
+                self.reader.receive_eof()
+                return None
+            self.reader.feed(data)
+        return frame.kind, frame.channel, bytes(frame.payload)
+
+
+@contextlib.asynccontextmanager
+async def visiting(address: Address) -> AsyncIterator[Visitor]:
+    """Past the handshake and the first control frames."""
+    async with raw_connection(address) as sock:
+        handshake = ClientHandshake(identity("ping-0badcafe", cluster="mlxcel"), SECRET)
+        await shake_hands(sock, handshake)
+        assert handshake.established is not None
+        visitor = Visitor(sock, handshake.established)
+        await visitor.say(Kind.CONTROL, 0, messages.pack({"schema": 1}))
+        first = await visitor.hear()
+        assert first is not None and first[0] is Kind.CONTROL
+        yield visitor
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (Kind.CONTROL, b"\xc1 is no MessagePack"),
+        (Kind.CONTROL, b""),
+        (Kind.TENSOR, b"no tensor"),
+        (Kind.KV, b""),
+        (Kind.STREAM, b"\xc1 is no MessagePack"),
+        (Kind.CREDIT, bytes(4)),
+        (Kind.CREDIT, b"\xff\xff\xff\xff"),
+    ],
+)
+def test_the_listener_does_not_look_into_what_it_drops(kind, payload):
+    async def case():
+        async with listener() as (address, _), visiting(address) as visitor:
+            for _ in range(20):
+                await visitor.say(kind, 1, payload)
+            await visitor.say(Kind.PING, 0, b"12345678")
+            assert await visitor.hear() == (Kind.PONG, 0, b"12345678")
+
+    run(case())
+
+
+def test_a_visitor_is_not_greeted_with_a_ping_but_pinged_when_idle():
+    async def case():
+        async with listener() as (address, _), visiting(address) as visitor:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            frame = await visitor.hear()
+            assert frame is not None and frame[0] is Kind.PING
+            assert loop.time() - began > times.PING_S - 0.1
+
+    run(case())
+
+
+def test_a_farewell_is_returned():
+    async def case():
+        async with listener() as (address, _), visiting(address) as visitor:
+            await visitor.say(Kind.CLOSE, 0, b"\x03bye")
+            frame = await visitor.hear()
+            assert frame is not None and frame[0] is Kind.CLOSE
+            assert await visitor.hear() is None
+
+    run(case())
+
+
+@contextlib.asynccontextmanager
+async def host(spoil: Callable[[bytes], bytes] = bytes) -> AsyncIterator[tuple[Address, list[Kind]]]:
+    """A node that is not ours: it answers pings with `spoil` applied, and notes what kinds of frames it gets."""
+    kinds: list[Kind] = []
+    async with listening(cluster="mlxcel") as (_, address, links):
+
+        async def serve() -> None:
+            link = await links.get()
+            loop = asyncio.get_running_loop()
+            while True:
+                while (frame := link.reader.next_frame()) is not None:
+                    kinds.append(frame.kind)
+                    if frame.kind is Kind.PING:
+                        pong = link.sealer.seal(Kind.PONG, frame.channel, spoil(bytes(frame.payload)))
+                        await loop.sock_sendall(link.sock, pong)
+                    if frame.kind is Kind.CLOSE:
+                        return
+                link.reader.feed(await loop.sock_recv(link.sock, 65536))
+
+        task = asyncio.ensure_future(serve())
+        yield address, kinds
+        await task
+
+
+def test_so_many_pings_are_so_many_pings():
+    async def case():
+        async with host() as (address, kinds):
+            await ping(address, SECRET, count=3)
+        assert kinds == [Kind.PING] * 3 + [Kind.CLOSE]
+
+    run(case())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda payload: payload[:-1] + bytes([payload[-1] ^ 1]),
+        lambda payload: payload[:-1],
+        lambda payload: payload + b"x",
+        lambda payload: bytes(8) + payload[8:],
+    ],
+)
+def test_a_pong_that_is_no_echo_is_an_error(spoil):
+    async def case():
+        async with host(spoil) as (address, _):
+            with pytest.raises(WireError, match="pong differs"):
+                await ping(address, SECRET, count=3, size=100)
 
     run(case())
 

@@ -80,9 +80,9 @@ def test_a_crowded_listener_is_tried_again(monkeypatch):
             turned_away = 0
             arrive = listener._pool.arrive
 
-            def crowded(key, ip, now):
+            def crowded(key, ip):
                 nonlocal turned_away
-                arrival = arrive(key, ip, now)
+                arrival = arrive(key, ip)
                 if turned_away < 2:
                     turned_away += 1
                     listener._pool.leave(key)
