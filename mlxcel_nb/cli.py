@@ -20,7 +20,6 @@ from mlxcel_nb.commands.session import current
 from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.util import log
 
-INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 
 MODEL_COMMANDS = frozenset({"generate:generate", "chat:chat", "demo:demo"})
@@ -43,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MlxcelError as problem:
         return _fail(*problem.lines())
     except KeyboardInterrupt:
-        return _fail("interrupted", status=INTERRUPTED)
+        return _fail("interrupted", status=dispatch.INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has seen enough; Python's own last flush must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

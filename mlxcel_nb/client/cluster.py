@@ -28,9 +28,9 @@ from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError,
 from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.net.link import local_versions
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, field
 from mlxcel_nb.util import times
+from mlxcel_nb.util.versions import local_versions
 
 START_S = 60.0
 

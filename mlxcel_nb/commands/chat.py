@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from mlxcel_nb.commands import prompts
-from mlxcel_nb.commands.dispatch import Context
-from mlxcel_nb.commands.generate import INTERRUPTED, answer, check_output, cluster_for, filled, params_from, store
+from mlxcel_nb.commands.dispatch import INTERRUPTED, Context
+from mlxcel_nb.commands.generate import answer, check_output, cluster_for, filled, params_from, store
 from mlxcel_nb.commands.parser import UsageProblem
 from mlxcel_nb.commands.session import Held
 from mlxcel_nb.models.params import SamplingParams

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlxcel_nb.commands.console import Console
 from mlxcel_nb.commands.session import Session
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status of a command that the user stopped."""
 
 
 @dataclass

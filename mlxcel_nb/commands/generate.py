@@ -13,7 +13,7 @@ from mlxcel_nb.client.report import Completion
 from mlxcel_nb.commands import prompts
 from mlxcel_nb.commands.cluster import starting
 from mlxcel_nb.commands.console import Console
-from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.commands.dispatch import INTERRUPTED, Context
 from mlxcel_nb.commands.load import load_model
 from mlxcel_nb.commands.parser import UsageProblem
 from mlxcel_nb.commands.session import Held
@@ -21,9 +21,6 @@ from mlxcel_nb.display.reports import footer
 from mlxcel_nb.display.streaming import show_stream
 from mlxcel_nb.display.view import View
 from mlxcel_nb.models.params import SamplingParams
-
-INTERRUPTED = 130
-"""Exit status of a command that the user stopped: 128 and the number of SIGINT."""
 
 
 def generate(args: argparse.Namespace, context: Context) -> int:

@@ -10,8 +10,8 @@ from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.model import fetch_meter
 from mlxcel_nb.commands.session import Held
 from mlxcel_nb.display.reports import load_view
-from mlxcel_nb.display.view import bytes_text
 from mlxcel_nb.models.store import resolve
+from mlxcel_nb.util.units import bytes_text
 
 
 class Meter:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from mlxcel_nb.commands.console import Progress
 from mlxcel_nb.commands.dispatch import Context
-from mlxcel_nb.display.view import Column, View, bytes_text, note, table
+from mlxcel_nb.display.view import Column, View, note, table
 from mlxcel_nb.models import store
 from mlxcel_nb.models.info import ModelInfo, model_info
+from mlxcel_nb.util.units import bytes_text
 
 STAGES = {
     "download": "downloading",

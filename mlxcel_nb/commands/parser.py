@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Never
 
 from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.wire import hello
 
-SUITES = ("aes-256-gcm", "chacha20-poly1305")
+SUITES = tuple(hello.SUITES.values())
 DTYPES = ("auto", "float32", "native")
 HELP_WIDTH = 100
 ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\"}

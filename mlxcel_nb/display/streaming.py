@@ -6,15 +6,13 @@ the cell, so every write belongs to that cell, and never waits longer than `WAIT
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Protocol
 
 from mlxcel_nb.client.report import Completion, Delta
 from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.util.interrupts import handed_to
 
 UPDATES_PER_S = 30
 """A page stays smooth from about 20 updates a second, and JupyterLab sheds messages far above that."""
@@ -71,30 +69,17 @@ class Stream(Protocol):
     def cancel(self) -> None: ...
 
 
-class Interrupts:
-    """While entered, Ctrl-C and the kernel's interrupt are noted, not raised; a second one is raised.
-
-    So an interrupt cannot fall between taking a token and showing it. Only the main thread is ever interrupted, on
-    others this does nothing.
-    """
+class Asked:
+    """Whether the user asked to stop: the first interrupt is noted, so that none falls between taking a token and
+    showing it, and a second one is raised."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
+        self.stop = False
 
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, _signum: int, _frame: FrameType | None) -> None:
-        if self.asked:
+    def note(self) -> None:
+        if self.stop:
             raise KeyboardInterrupt
-        self.asked = True
+        self.stop = True
 
 
 def pump(
@@ -135,17 +120,18 @@ def show_stream(stream: Stream, write: Callable[[str], object], *, drain_s: floa
     Raises:
         MlxcelError: whatever ended the stream; the text that came before has been written.
     """
-    with Interrupts() as interrupts:
+    asked = Asked()
+    with handed_to(asked.note):
         try:
-            pump(stream, write, stop=lambda: interrupts.asked)
-            if interrupts.asked and not stream.done:
+            pump(stream, write, stop=lambda: asked.stop)
+            if asked.stop and not stream.done:
                 stream.cancel()
                 pump(stream, write, deadline=time.monotonic() + drain_s)
         except BaseException:
             stream.cancel()
             raise
     if stream.completion is not None:
-        return stream.completion, interrupts.asked
+        return stream.completion, asked.stop
     return Completion(
         text=stream.text,
         token_ids=stream.token_ids,

@@ -146,26 +146,6 @@ def progress(title: str, done: float, total: float, detail: str = "", *, finishe
     return View(words, _box(f'<span style="{DIM};{TABULAR}">{html.escape(words)}</span>{bar}'))
 
 
-def bytes_text(count: float | None) -> str | None:
-    """A size a person reads: 269 MB."""
-    if count is None:
-        return None
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{figure(count / size)} {unit}"
-    return f"{count:.0f} B"
-
-
-def ms_text(seconds: float | None) -> str | None:
-    """A round trip in milliseconds, to the microsecond, so that a column of them lines up."""
-    return None if seconds is None else f"{seconds * 1e3:.3f} ms"
-
-
-def figure(value: float) -> str:
-    """A number with three digits that count, and never an exponent: 0.213, 21.3, 2130."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
-
-
 def printable(text: str) -> str:
     """Model text for a terminal or a cell: control characters become their pictures, so no text can move the cursor."""
     if text.isprintable():

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import base64
 import os
-import platform
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address, parse_address
@@ -25,8 +23,6 @@ from mlxcel_nb.wire.sealed import SealedBox, seal_secret
 
 HELLO = "mlxcel_hello"
 JOIN = "mlxcel_join"
-
-LIBRARIES = ("mlxcel-nb", "mlx", "mlx-lm", "ipyparallel", "ipykernel", "cryptography", "numpy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +38,6 @@ class JoinRequest:
 
 
 StartNode = Callable[[JoinRequest, Secret], Address]
-
-
-def versions() -> dict[str, str]:
-    """Versions of the libraries that must agree between nodes, without importing them."""
-    found = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 class EngineSide:
@@ -84,7 +69,6 @@ class EngineSide:
             "public": base64.b64encode(self._box.public).decode(),
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "versions": versions(),
             "blas": self._blas,
         }
 
@@ -115,7 +99,6 @@ class Greeting:
     public: bytes
     pid: int
     host: str
-    versions: dict[str, str]
     blas: dict[str, Any]
 
 
@@ -133,7 +116,6 @@ def read_hello(node_id: str, content: Content) -> Greeting:
         public=base64.b64decode(content["public"], validate=True),
         pid=int(content["pid"]),
         host=str(content["host"]),
-        versions=dict(content["versions"]),
         blas=dict(content["blas"]),
     )
 

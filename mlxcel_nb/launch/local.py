@@ -20,10 +20,10 @@ from typing import Any
 
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import ClusterError, ConfigError
-from mlxcel_nb.launch import interrupts
 from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.parts import ASK_S, CONTROLLER, KILL_S, TERM_S, Parts
 from mlxcel_nb.launch.startup import CONNECT_S, TAIL_LINES, EngineInfo, Plan, Startup
+from mlxcel_nb.util import interrupts
 
 __all__ = ["CONTROLLER", "EngineInfo", "LocalCluster"]
 

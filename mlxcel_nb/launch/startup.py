@@ -43,7 +43,6 @@ class EngineInfo:
     host: str
     address: Address
     log: Path
-    versions: dict[str, str]
     blas: dict[str, Any]
 
 
@@ -63,6 +62,9 @@ class Plan:
     @property
     def node_ids(self) -> list[str]:
         return [f"engine-{rank}" for rank in range(self.n)]
+
+
+MORE_FILES = "Raise the limit of open files, as in: ulimit -n 4096"
 
 
 class StartCancelled(ClusterError):
@@ -143,7 +145,6 @@ class Startup:
                 host=greeting.host,
                 address=handover.read_join(greeting.node_id, joins[greeting.node_id]),
                 log=self._parts.children[greeting.node_id].log,
-                versions=greeting.versions,
                 blas=greeting.blas,
             )
             for greeting in greetings
@@ -173,10 +174,13 @@ class Startup:
             raise StartCancelled("the start was cancelled")
         for name, child in self._parts.children.items():
             if child.ended:
-                raise self._with_logs(EngineLost(f"the process {child.describe()}", node=name), [name])
+                ended = f"the process {child.describe()}"
+                advice = MORE_FILES if "Too many open files" in ended else None
+                raise self._with_logs(EngineLost(ended, node=name, advice=advice), [name])
         if time.monotonic() > self._plan.deadline:
             late = missing() or [CONTROLLER]
-            error = ClusterError(f"waited {self._plan.seconds:g} s for {what}; missing: {', '.join(late)}")
+            waited = f"waited {self._plan.seconds:g} s for {what}; missing: {', '.join(late)}"
+            error = ClusterError(waited, advice="A longer --deadline gives them more time.")
             raise self._with_logs(error, late)
 
     def _with_logs(self, error: ClusterError | EngineLost, names: list[str]) -> ClusterError | EngineLost:

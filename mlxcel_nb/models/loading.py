@@ -20,12 +20,13 @@ import mlx.core as mx
 
 from mlxcel_nb.errors import ConfigError, ModelError, OutOfMemory
 from mlxcel_nb.models import architecture, quantisation, shard, stages
-from mlxcel_nb.models.memory import MemoryRoom, room, text
+from mlxcel_nb.models.memory import MemoryRoom, room
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
 from mlxcel_nb.models.slices import SliceReader
 from mlxcel_nb.models.weights import Weights
 from mlxcel_nb.plan.part import Part, whole
+from mlxcel_nb.util.units import bytes_text
 
 __all__ = ["LoadProgress", "LoadedPart", "Part", "give_back", "load_part", "whole"]
 
@@ -168,7 +169,8 @@ def _blocks(model: Any, skeleton: stages.Skeleton | None, part: Part) -> list[Bl
 def _check_room(block: Block, needed: int, left: MemoryRoom) -> None:
     if needed > left.available:
         raise OutOfMemory(
-            f"out of memory loading {block.what}, needs {text(needed)}, has {text(left.available)} within {left.limit}",
+            f"out of memory loading {block.what}, needs {bytes_text(needed)}, "
+            f"has {bytes_text(left.available)} within {left.limit}",
             advice="Use more engines, or a smaller or quantised model with dtype native.",
         )
 

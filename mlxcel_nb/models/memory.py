@@ -35,15 +35,6 @@ def room() -> MemoryRoom:
     return smallest(rooms)
 
 
-def text(size: float) -> str:
-    """Bytes as people read them, in powers of 1024: "512 MiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
 def _host() -> MemoryRoom:
     import psutil
 

@@ -6,10 +6,11 @@ import sys
 
 from mlxcel_nb.launch import engine
 from mlxcel_nb.net import link
+from mlxcel_nb.util.versions import local_versions
 
 if sys.argv[3] == "engine-1":
-    versions = {**link.local_versions(), "mlx": "0.0.1"}
-    link.local_versions = lambda: versions  # type: ignore[assignment]
+    versions = {**local_versions(), "mlx": "0.0.1"}
+    link.local_versions = lambda: versions  # type: ignore[assignment, attr-defined]
 
 if __name__ == "__main__":
     sys.exit(engine.main(sys.argv[1:]))

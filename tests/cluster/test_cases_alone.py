@@ -23,7 +23,7 @@ from mlxcel_nb.display.reports import status_view
 from mlxcel_nb.errors import ClusterError, MlxcelError, OutOfMemory
 from mlxcel_nb.launch.local import LocalCluster
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.net.link import local_versions
+from mlxcel_nb.util.versions import local_versions
 from tests.cluster.harness import nothing_left, on_engine, pid_of
 from tests.tiny import make_tiny
 

@@ -17,7 +17,7 @@ from mlxcel_nb.client.report import (
     Timings,
 )
 from mlxcel_nb.display.reports import footer, layers_text, load_view, node_view, status_view
-from mlxcel_nb.display.view import RUN_MIME, Column, State, View, bytes_text, figure, printable, progress, table
+from mlxcel_nb.display.view import RUN_MIME, Column, State, View, printable, progress, table
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 
@@ -105,10 +105,6 @@ def test_a_bar_says_what_it_measures_and_no_figure_it_does_not_know() -> None:
     assert "aria-valuenow" not in progress("Loading m", 0, 0).html
 
 
-def test_figures_have_three_digits_and_no_exponent() -> None:
-    assert [figure(x) for x in (0.2134, 21.34, 999.6, 2130.4)] == ["0.213", "21.3", "1000", "2130"]
-
-
 def test_a_status_says_who_holds_what_by_which_link_and_how_fast() -> None:
     text = status_view(status()).text
     for word in ("0-14", "15-29", "AES-256-GCM", "0.213 ms", "21.3 tokens/s", "smollm2-135m", "pp2", "mlx differs"):
@@ -150,17 +146,6 @@ def test_a_footer_of_nothing() -> None:
 
 def test_layers_read_as_they_are_typed() -> None:
     assert [layers_text(x) for x in [(0, 15), (29, 30), (3, 3), None]] == ["0-14", "29-29", "none", None]
-
-
-def test_sizes() -> None:
-    assert [bytes_text(x) for x in (0, 999, 1500, 269e6, 36e9, None)] == [
-        "0 B",
-        "999 B",
-        "1.5 kB",
-        "269 MB",
-        "36 GB",
-        None,
-    ]
 
 
 def test_model_text_cannot_move_a_cursor() -> None:

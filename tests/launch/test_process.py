@@ -6,12 +6,10 @@ import os
 import queue
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from mlxcel_nb.launch import interrupts
 from mlxcel_nb.launch.environment import child_environment, threads_for
 from mlxcel_nb.launch.process import Child, is_alive, started, tail
 from tests.waiting import until
@@ -115,22 +113,3 @@ def test_a_child_inherits_no_secret_and_no_steering() -> None:
     env = child_environment(given, 3)
     assert env["PATH"] == "/bin" and env["OMP_NUM_THREADS"] == env["OPENBLAS_NUM_THREADS"] == "3"
     assert not {"MLXCEL_CLUSTER_SECRET", "IPP_CONNECTION_INFO"} & set(env)
-
-
-def test_an_interrupt_is_an_event_inside_and_an_exception_outside() -> None:
-    seen = []
-    with interrupts.handed_to(lambda: seen.append("once")):
-        signal.raise_signal(signal.SIGINT)
-    assert seen == ["once"]
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_another_thread_leaves_the_signal_handler_alone() -> None:
-    def block() -> None:
-        with interrupts.handed_to(lambda: None):
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-    thread = threading.Thread(target=block)
-    thread.start()
-    thread.join()

@@ -139,7 +139,7 @@ def test_a_layer_that_does_not_fit_is_refused_before_it_is_read_with_both_number
     seen: list[str] = []
     layer = (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 192 + 2 * 64) * 4
     rooms = iter([10**9, 10**9, 10**9, layer // 2])
-    with pytest.raises(OutOfMemory, match=r"out of memory loading layer 2, needs 192 KiB, has 96 KiB within a test"):
+    with pytest.raises(OutOfMemory, match=r"out of memory loading layer 2, needs 197 kB, has 98.6 kB within a test"):
         load_part(
             folder, whole(5), progress=lambda p: seen.append(p.what), memory=lambda: MemoryRoom(next(rooms), "a test")
         )

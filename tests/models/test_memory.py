@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlxcel_nb.models import memory
-from mlxcel_nb.models.memory import MemoryRoom, smallest, text
+from mlxcel_nb.models.memory import MemoryRoom, smallest
 from tests.conftest import REPO
 from tests.tiny import make_tiny
 
@@ -24,14 +24,6 @@ def test_the_tightest_limit_counts_less_the_reserve() -> None:
 
 def test_this_host_has_some_room() -> None:
     assert memory.room().available > 0
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [(0, "0 B"), (999, "999 B"), (1536, "1.5 KiB"), (50 << 20, "50 MiB"), (3 << 29, "1.5 GiB"), (5 << 40, "5.0 TiB")],
-)
-def test_sizes_as_people_read_them(size: int, expected: str) -> None:
-    assert text(size) == expected
 
 
 @pytest.mark.parametrize("limit", ["max", "1000", str(2**63)])
