@@ -26,7 +26,7 @@ def status_view(status: ClusterStatus) -> View:
     ]
     rows: list[list[object]] = []
     for node in status.nodes:
-        part = held.get(node.node_id) if node.state != "dead" else None
+        part = held.get(node.node_id)
         rows.append(
             [
                 node.node_id,
@@ -44,7 +44,6 @@ def status_view(status: ClusterStatus) -> View:
     if model:
         title += f": {model.model}, {model.layout}, {model.dtype}"
     notes = [] if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
-    notes += [f"The model no longer works: {why}" for why in dict.fromkeys(n.error for n in status.nodes if n.error)]
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
     if status.differing:
         columns = [Column("library"), Column("version"), Column("nodes")]
@@ -60,15 +59,13 @@ def status_view(status: ClusterStatus) -> View:
 def node_view(status: ClusterStatus, node_id: str) -> View:
     """All there is to say of one node, and its links."""
     node = next(node for node in status.nodes if node.node_id == node_id)
-    parts = status.model.parts if status.model and node.state != "dead" else ()
-    part = next((part for part in parts if part.node_id == node_id), None)
+    part = next((part for part in status.model.parts if part.node_id == node_id), None) if status.model else None
     rows: list[list[object]] = [
         ["state", State(node.state, node.reason)],
         ["role", _role(node)],
         ["layers", layers_text(node.layers)],
         ["weights", f"{bytes_text(part.resident_bytes)}, planned {bytes_text(part.planned_bytes)}" if part else None],
         ["activity", node.activity or None],
-        ["error", node.error or None],
         ["address", node.address or None],
         ["host", node.host or None],
         ["platform", node.platform or None],
@@ -115,7 +112,13 @@ _WORDS = frozenset({"text", "tokens", "stop_reason"})
 
 def run_text(completion: Completion) -> str:
     """An answer's figures in one line."""
-    return completion.figures
+    count, timings = completion.generation_tokens, completion.timings
+    parts = [f"{count} token{'' if count == 1 else 's'}"]
+    if timings.tokens_per_s:
+        parts.append(f"{figure(timings.tokens_per_s)} tokens/s")
+    if timings.ttft_s is not None:
+        parts.append(f"first token {timings.ttft_s:.2f} s")
+    return " · ".join([*parts, *filter(None, [completion.layout]), completion.finish_reason])
 
 
 def layers_text(layers: tuple[int, int] | None) -> str | None:
