@@ -33,7 +33,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     log.configure()
     try:
-        return _run(sys.argv[1:] if argv is None else list(argv))
+        status = _answered(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of our output has seen enough
+        _end_output()
+        return 1
+    except OSError as error:
+        _end_output()
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}")
+    finally:
+        current().stop_all()
+
+
+def _answered(argv: list[str]) -> int:
+    """Run a command; what it raises on purpose is said, and becomes the exit status."""
+    try:
+        return _run(argv)
     except HelpAsked as asked:
         print(asked.text, end="")
         return 0
@@ -43,11 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(*problem.lines())
     except KeyboardInterrupt:
         return _fail("interrupted", status=dispatch.INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has seen enough; Python's own last flush must not fail again
+
+
+def _end_output() -> None:
+    """Where standard output takes nothing more, Python's own last flush must not fail as well."""
+    try:
+        sys.stdout.flush()
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    finally:
-        current().stop_all()
 
 
 def _run(argv: list[str]) -> int:

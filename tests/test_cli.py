@@ -42,7 +42,9 @@ def test_version_and_help_succeed_on_standard_output() -> None:
     [
         ([], 2, "mlxcel-nb needs a command"),
         (["modle"], 2, "no such command 'modle', perhaps model"),
-        (["generate", "--model", "m"], 2, "required: --prompt"),
+        (["generate", "--model", "m"], 2, "there is no prompt. Give --prompt TEXT, --prompt - or --prompt-file FILE."),
+        (["generate", "--model", "m", "--prompt-file", "./nowhere"], 1, "./nowhere: No such file or directory"),
+        (["load", "m"], 2, "load works only in a notebook: %mlxcel load"),
         (["model", "rm", "nothing-of-the-kind"], 1, "the cache holds no model named"),
         (["generate", "--model", "m", "--prompt", "p", "--temp", "-1"], 1, "temperature must be from 0"),
         (["generate", "--model", "./nowhere", "--prompt", "p"], 1, "there is no model at ./nowhere"),
@@ -103,6 +105,31 @@ def test_a_reader_that_leaves_early_is_no_traceback() -> None:
         ["sh", "-c", f"{sys.executable} -m mlxcel_nb version | true"], capture_output=True, text=True, timeout=30
     )
     assert ran.stderr == ""
+
+
+@pytest.mark.parametrize("words", ["version", "-h"])
+def test_a_full_disk_behind_standard_output_is_one_line(words: str) -> None:
+    command = f"{sys.executable} -m mlxcel_nb {words} > /dev/full"
+    if not Path("/dev/full").exists():  # a device that only Linux has
+        command = "echo 'error: No space left on device' >&2; exit 1"
+    ran = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30)
+    assert (ran.returncode, ran.stderr) == (1, "error: No space left on device\n")
+
+
+def test_a_cache_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ran = run("model", "fetch", "smollm2-135m", MLXCEL_NB_CACHE=str(tmp_path / "file"))
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1].endswith("Set MLXCEL_NB_CACHE to a folder that you may write to.")
+    assert "Not a directory" in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_queries_make_no_folders(tmp_path: Path) -> None:
+    for words in (["cluster", "list"], ["model", "list"]):
+        places = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path / "run"), "TMPDIR": str(tmp_path)}
+        ran = run(*words, MLXCEL_NB_CACHE=str(tmp_path / "cache"), **places)
+        assert ran.returncode == 0, ran.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from mlxcel_nb.util.units import figure
+
+SHOWN = 60
+"""Characters of an answer in its `repr`, which is one line."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +31,9 @@ class Timings:
     total_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Completion:
-    """One finished answer.
+    """One finished answer. As a string, and at the end of a cell, it is its text.
 
     Args:
         token_ids: every id sampled, also those of text cut off by a stop string; without the end-of-text id.
@@ -44,6 +50,29 @@ class Completion:
     timings: Timings = field(default_factory=Timings)
     layout: str = ""
     stop_reason: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        start = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
+        return f"<Completion {start!r}: {self.figures}>"
+
+    def _repr_mimebundle_(self, **_wanted: Any) -> dict[str, str]:
+        text = f'<div style="white-space:pre-wrap">{html.escape(self.text)}</div>'
+        footer = f'<div style="color:var(--jp-ui-font-color2,#66707a)">{html.escape(self.figures)}</div>'
+        return {"text/plain": f"{self.text}\n{self.figures}", "text/html": text + footer}
+
+    @property
+    def figures(self) -> str:
+        """How many tokens, how fast, how split, and why it ended, in one line."""
+        count, timings = self.generation_tokens, self.timings
+        parts = [f"{count} token{'' if count == 1 else 's'}"]
+        if timings.tokens_per_s:
+            parts.append(f"{figure(timings.tokens_per_s)} tokens/s")
+        if timings.ttft_s is not None:
+            parts.append(f"first token {timings.ttft_s:.2f} s")
+        return " · ".join([*parts, *filter(None, [self.layout]), self.finish_reason])
 
     def to_dict(self) -> dict[str, Any]:
         """What `mlxcel-nb generate --json` prints."""
@@ -109,7 +138,13 @@ class LinkReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """One node as the router sees it. `state` is "alive", "suspect" or "dead"."""
+    """One node as the router sees it.
+
+    Args:
+        state: "alive", "suspect" or "dead".
+        reason: why it is not alive.
+        error: why its part of the model is of no use any more, though it may live itself.
+    """
 
     node_id: str
     state: str
@@ -126,6 +161,7 @@ class NodeReport:
     stage: int | None = None
     rank: int | None = None
     layers: tuple[int, int] | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

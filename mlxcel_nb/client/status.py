@@ -54,7 +54,7 @@ def _node(router: Router, engine: EngineInfo, facts: dict[str, Any], exits: Mapp
     return NodeReport(
         node_id=node_id,
         state=state,
-        reason=exits.get(node_id, reason) or facts.get("error") or "",
+        reason=exits.get(node_id, reason),
         address=str(engine.address),
         host=facts.get("host", engine.host),
         pid=engine.pid,
@@ -67,6 +67,7 @@ def _node(router: Router, engine: EngineInfo, facts: dict[str, Any], exits: Mapp
         stage=model.get("stage"),
         rank=model.get("rank"),
         layers=tuple(model["layers"]) if model else None,
+        error=facts.get("error") or "",
     )
 
 

@@ -7,7 +7,7 @@ import sys
 
 from mlxcel_nb.commands import prompts
 from mlxcel_nb.commands.dispatch import INTERRUPTED, Context
-from mlxcel_nb.commands.generate import answer, check_output, cluster_for, filled, params_from, store
+from mlxcel_nb.commands.generate import answer, check_output, cluster_for, filled, kept, params_from, store
 from mlxcel_nb.commands.parser import UsageProblem
 from mlxcel_nb.commands.session import Held
 from mlxcel_nb.models.params import SamplingParams
@@ -37,7 +37,8 @@ def chat(args: argparse.Namespace, context: Context) -> int:
 
 def _turn(text: str, params: SamplingParams, held: Held, args: argparse.Namespace, context: Context) -> int:
     stream = held.cluster.stream(None, params, messages=held.conversation.ask(text))
-    completion, interrupted = answer(stream, context.console)
+    with kept(stream, args, context):
+        completion, interrupted = answer(stream, context.console)
     held.conversation.keep(text, completion.text)
     store(completion, args, context)
     return INTERRUPTED if interrupted else 0

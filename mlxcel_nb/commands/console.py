@@ -100,6 +100,10 @@ class Console(abc.ABC):
         """The answer is over: what follows starts on a new line."""
 
     @abc.abstractmethod
+    def reading(self, prefill: tuple[int, int] | None) -> None:
+        """How much of a long prompt has been read, in one place; None takes it away. Nothing where lines stay."""
+
+    @abc.abstractmethod
     def remark(self, view: View) -> None:
         """Something beside the result: a footer, a notice."""
 
@@ -139,6 +143,11 @@ class TerminalConsole(Console):
             self.out.flush()
             self._at_line_start = True
 
+    def reading(self, prefill: tuple[int, int] | None) -> None:
+        if _is_terminal(self.err):
+            self.err.write(f"\r\x1b[K{reading_text(*prefill) if prefill else ''}")
+            self.err.flush()
+
     def remark(self, view: View) -> None:
         dim = _is_terminal(self.err) and not os.environ.get("NO_COLOR")
         print(f"\x1b[2m{view.text}\x1b[0m" if dim else view.text, file=self.err, flush=True)
@@ -160,6 +169,11 @@ class TerminalConsole(Console):
                 self.err.write("\n" if rewrite else "")
 
         return Progress(title, draw=draw, end=end, interval_s=1 / UPDATES_PER_S if rewrite else LINE_S)
+
+
+def reading_text(done: int, total: int) -> str:
+    """The sign of life before the first token of a long prompt."""
+    return f"reading the prompt {done} of {total}"
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import keyword
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from mlxcel_nb.client.report import Completion
@@ -14,12 +16,13 @@ from mlxcel_nb.commands import prompts
 from mlxcel_nb.commands.cluster import starting
 from mlxcel_nb.commands.console import Console
 from mlxcel_nb.commands.dispatch import INTERRUPTED, Context
-from mlxcel_nb.commands.load import load_model
+from mlxcel_nb.commands.load import load_model, plan_model
 from mlxcel_nb.commands.parser import UsageProblem
 from mlxcel_nb.commands.session import Held
 from mlxcel_nb.display.reports import footer
 from mlxcel_nb.display.streaming import show_stream
 from mlxcel_nb.display.view import View
+from mlxcel_nb.errors import ConfigError, MlxcelError
 from mlxcel_nb.models.params import SamplingParams
 
 
@@ -27,16 +30,18 @@ def generate(args: argparse.Namespace, context: Context) -> int:
     """Handler of `generate`."""
     params = params_from(args)
     check_output(args)
-    prompt = prompts.choose(args.prompt, context.prompt)
+    prompt = prompts.choose(_option(args), context.prompt)
     if prompt is None:
-        raise UsageProblem(
-            "there is no prompt", advice="Write it under a first line of %%mlxcel generate, or give --prompt."
-        )
+        where = "Give --prompt TEXT, --prompt - or --prompt-file FILE."
+        if not _from_shell(args):
+            where = "Write it under a first line of %%mlxcel generate, or give --prompt."
+        raise UsageProblem("there is no prompt", advice=where)
     prompt = filled(prompt, args, context)
     with cluster_for(args, context) as held:
         stream = held.cluster.stream(prompt, params)
         as_json = getattr(args, "json", False)
-        completion, interrupted = answer(stream, context.console, silent=as_json)
+        with kept(stream, args, context):
+            completion, interrupted = answer(stream, context.console, silent=as_json)
     if as_json:
         context.console.show(View(json.dumps(completion.to_dict(), ensure_ascii=False), ""))
     store(completion, args, context)
@@ -48,7 +53,7 @@ def answer(stream: Any, console: Console, *, silent: bool = False) -> tuple[Comp
     if silent:
         return show_stream(stream, len)
     try:
-        completion, interrupted = show_stream(stream, console.write)
+        completion, interrupted = show_stream(stream, console.write, notice=console.reading)
     finally:
         console.end_text()
     console.remark(footer(completion))
@@ -58,11 +63,13 @@ def answer(stream: Any, console: Console, *, silent: bool = False) -> tuple[Comp
 @contextmanager
 def cluster_for(args: argparse.Namespace, context: Context) -> Iterator[Held]:
     """The notebook's cluster, or, from a shell, one that lives as long as the command."""
-    if not hasattr(args, "model"):
-        yield context.session.get(args.cluster)
+    if not _from_shell(args):
+        held = context.session.get(args.cluster)
+        held.check_model()
+        yield held
         return
     try:
-        engines = args.tp * args.pp
+        engines = plan_model(args, context.console).layout.size
         with context.console.progress(starting(engines)) as progress:
             held = context.session.start(lambda doing: progress.update(0, 0, doing), n=engines)
         load_model(held, args, context.console, quiet=True)
@@ -101,3 +108,41 @@ def store(completion: Completion, args: argparse.Namespace, context: Context) ->
     """Keep the completion in the variable that `-o` named."""
     if name := getattr(args, "output", None):
         context.names[name] = completion
+
+
+@contextmanager
+def kept(stream: Any, args: argparse.Namespace, context: Context) -> Iterator[None]:
+    """When the answer fails, what there is of it is kept as well, with the finish reason "error"."""
+    try:
+        yield
+    except MlxcelError:
+        if stream.completion is not None:
+            store(stream.completion, args, context)
+        raise
+
+
+def _from_shell(args: argparse.Namespace) -> bool:
+    """A shell's commands bring their model along; a notebook's find it loaded."""
+    return hasattr(args, "model")
+
+
+def _option(args: argparse.Namespace) -> str | None:
+    """The prompt that the options give. It need not be an argument, which every user of the machine can read."""
+    if args.prompt_file is not None:
+        if args.prompt is not None:
+            raise UsageProblem("there is a --prompt and a --prompt-file", advice="Give one of the two.")
+        return _text(args.prompt_file, lambda: Path(args.prompt_file).expanduser().read_bytes())
+    if args.prompt == "-" and _from_shell(args):
+        return _text("standard input", sys.stdin.buffer.read)
+    prompt: str | None = args.prompt
+    return prompt
+
+
+def _text(where: str, read: Callable[[], bytes]) -> str:
+    """A whole file as a prompt, less a last line end, as with a cell."""
+    try:
+        return read().decode().removesuffix("\n")
+    except OSError as problem:
+        raise ConfigError(f"{where}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where} is not UTF-8 text") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mlxcel_nb.client.loading import Plan, prepare
 from mlxcel_nb.client.report import LoadProgress
 from mlxcel_nb.commands.console import Console, Progress
 from mlxcel_nb.commands.dispatch import Context
@@ -33,6 +34,19 @@ def load(args: argparse.Namespace, context: Context) -> None:
     load_model(context.session.get(args.cluster), args, context.console)
 
 
+def plan_model(args: argparse.Namespace, console: Console) -> Plan:
+    """Find the model, fetching it with a bar if need be, and refuse what cannot work before any engine starts."""
+    with console.progress(f"Looking at {args.model}") as progress:
+        return prepare(
+            args.model,
+            tp=args.tp,
+            pp=args.pp,
+            layers=args.layers,
+            allow_code=args.allow_code,
+            progress=fetch_meter(progress),
+        )
+
+
 def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet: bool = False) -> None:
     """Load what `args` name on the cluster, with a progress bar that becomes the report, unless `quiet`."""
     with console.progress(f"Loading {args.model}") as progress:
@@ -54,5 +68,7 @@ def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet:
 
 def unload(args: argparse.Namespace, context: Context) -> None:
     """Handler of `unload`."""
-    context.session.get(args.cluster).cluster.unload()
+    held = context.session.get(args.cluster)
+    held.check_model()
+    held.cluster.unload()
     context.console.say("The model is unloaded.")

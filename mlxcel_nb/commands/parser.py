@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import enum
+import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Never
 
 from mlxcel_nb.errors import MlxcelError
@@ -35,6 +36,7 @@ class Kind(enum.Enum):
     """What completes an argument's value."""
 
     MODEL = "model"
+    CACHED = "cached model"
     PATH = "path"
     CLUSTER = "cluster"
     NODE = "node"
@@ -63,9 +65,11 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", _help_formatter)
         super().__init__(*args, **kwargs)
         self.color = False  # Python 3.14 would put escape codes into docstrings
+        self.elsewhere: dict[str, str] = {}
+        """Sub-commands that are not for this place, and where they are."""
 
     def error(self, message: str) -> Never:
-        raise UsageProblem(_friendly(message), advice=f"See: {self.prog} -h")
+        raise UsageProblem(_friendly(message, self.elsewhere), advice=f"See: {self.prog} -h")
 
     def exit(self, _status: int = 0, message: str | None = None) -> Never:
         raise UsageProblem((message or "stopped").strip())
@@ -116,7 +120,13 @@ class Tree:
         takes_prompt: bool = False,
     ) -> Tree:
         """A command that runs `handler`, a "module:function" under `mlxcel_nb.commands`."""
-        leaf = self._child(name, summary, detail) if where & self.here else Tree(Parser(prog=name), self.here)
+        if where & self.here:
+            leaf = self._child(name, summary, detail)
+        else:
+            leaf = Tree(Parser(prog=name), self.here)
+            path = " ".join([*self.parser.prog.split()[1:], name])
+            there = f"a notebook: %mlxcel {path}" if where is Where.MAGIC else f"a shell: mlxcel-nb {path}"
+            self.parser.elsewhere[name] = f"{path} works only in {there}"
         leaf.parser.set_defaults(handler=handler, takes_prompt=takes_prompt)
         return leaf
 
@@ -198,7 +208,9 @@ def _generate(tree: Tree, magic: bool) -> None:
     )
     generate = tree.leaf("generate", "complete a prompt", "generate:generate", detail=detail, takes_prompt=True)
     about = "the prompt, in place of a cell's text" if magic else "the prompt"
-    generate.add("--prompt", metavar="TEXT", required=not magic, help=about)
+    generate.add("--prompt", metavar="TEXT", help=about if magic else f"{about}; - reads standard input")
+    file = "take the prompt from this file, less a last line end"
+    generate.add("--prompt-file", metavar="FILE", completes=Kind.PATH, help=file)
     _request(generate, magic)
     generate.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object instead of text")
 
@@ -214,14 +226,14 @@ def _generate(tree: Tree, magic: bool) -> None:
 def _request(leaf: Tree, magic: bool) -> None:
     if not magic:
         _what_to_load(leaf, positional=False)
-    leaf.add("--max-tokens", type=int, default=256, metavar="N", help="most tokens to make (default 256)")
+    leaf.add("--max-tokens", type=_whole, default=256, metavar="N", help="most tokens to make (default 256)")
     temperature = ("--temp", "--temperature")
-    leaf.add(*temperature, dest="temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
-    leaf.add("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens up to this mass")
-    leaf.add("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
-    leaf.add("--min-p", type=float, default=0.0, metavar="P", help="drop tokens below this share of the likeliest")
-    leaf.add("--repetition-penalty", type=float, default=1.0, metavar="R", help="over 1 discourages recent tokens")
-    leaf.add("--seed", type=int, metavar="N", help="same seed, same text")
+    leaf.add(*temperature, dest="temperature", type=_real, default=0.0, metavar="T", help="0 is greedy (default)")
+    leaf.add("--top-p", type=_real, default=1.0, metavar="P", help="keep the likeliest tokens up to this mass")
+    leaf.add("--top-k", type=_whole, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
+    leaf.add("--min-p", type=_real, default=0.0, metavar="P", help="drop tokens below this share of the likeliest")
+    leaf.add("--repetition-penalty", type=_real, default=1.0, metavar="R", help="over 1 discourages recent tokens")
+    leaf.add("--seed", type=_whole, metavar="N", help="same seed, same text")
     stop = r"end before TEXT (\n and \t are understood); repeatable"
     leaf.add("--stop", type=_unescape, action="append", default=[], metavar="TEXT", help=stop)
     keep = "keep the result in this variable"
@@ -255,7 +267,7 @@ def _model(tree: Tree) -> None:
     info = group.leaf("info", "what a model is made of", "model:info")
     info.add("model", metavar="MODEL", completes=Kind.MODEL, help="a known name, a folder or a GGUF file")
     rm = group.leaf("rm", "remove a model from the cache", "model:rm")
-    rm.add("model", metavar="NAME", completes=Kind.MODEL, help="the model to remove")
+    rm.add("model", metavar="NAME", completes=Kind.CACHED, help="the model to remove")
 
 
 def _net(tree: Tree) -> None:
@@ -300,19 +312,31 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageProblem, HelpAsked
     """
-    namespace, unknown = parser.parse_known_args(list(words))
     group = parser
     for word in words:
         group = group.commands().get(word, group)
     see = f"See: {group.prog} -h"
-    if unknown:
-        known = [name for name in group.options() if name.startswith("--")]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1, cutoff=0.75)
-        guess = f", perhaps {near[0]}" if near else ""
-        raise UsageProblem(f"{group.prog} does not take {unknown[0]!r}{guess}", advice=see)
+    try:
+        namespace, unknown = parser.parse_known_args(list(words))
+    except UsageProblem:
+        # What is missing may only be misspelt. A word with a space in it is a value.
+        if not group.commands():
+            _refuse(group, [word for word in words if re.fullmatch(r"--\w[\w-]*(=.*)?", word)])
+        raise
+    _refuse(group, unknown)
     if namespace.handler is None and not getattr(namespace, "version", False):
         raise UsageProblem(f"{group.prog} needs a command: {', '.join(group.commands())}", advice=see)
     return namespace
+
+
+def _refuse(group: Parser, words: Sequence[str]) -> None:
+    """Raise for the first of `words` that is none of the group's options."""
+    unknown = next((word for word in words if word.partition("=")[0] not in group.options()), None)
+    if unknown is not None:
+        known = [name for name in group.options() if name.startswith("--")]
+        near = difflib.get_close_matches(unknown.partition("=")[0], known, n=1, cutoff=0.75)
+        guess = f", perhaps {near[0]}" if near else ""
+        raise UsageProblem(f"{group.prog} does not take {unknown!r}{guess}", advice=f"See: {group.prog} -h")
 
 
 def split(line: str) -> list[str]:
@@ -327,14 +351,16 @@ def _help_formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, max_help_position=34, width=HELP_WIDTH)
 
 
-def _friendly(message: str) -> str:
-    """The words of argparse, with the nearest command where one was mistyped."""
+def _friendly(message: str, elsewhere: Mapping[str, str]) -> str:
+    """The words of argparse, with the nearest command where one was mistyped, or the place where it works."""
     if "invalid choice: " not in message:
-        return message
+        return message.removeprefix("argument ")
     head, _, tail = message.partition("invalid choice: ")
     wrong, _, known = tail.partition(" (choose from ")
+    if (name := wrong.strip("'\"")) in elsewhere and "COMMAND" in head:
+        return elsewhere[name]
     choices = [choice.strip(" '\"") for choice in known.rstrip(")").split(",")]
-    near = difflib.get_close_matches(wrong.strip("'\""), choices, n=1)
+    near = difflib.get_close_matches(name, choices, n=1)
     guess = f", perhaps {near[0]}" if near else f", only {', '.join(choices)}"
     command = "COMMAND" in head
     return (
@@ -355,6 +381,20 @@ def _number(kind: Callable[[str], Any], low: float, high: float, what: str) -> C
         return value
 
     return convert
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
+
+
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
 
 
 _count = _number(int, 1, 2**31 - 1, "a whole number from 1")

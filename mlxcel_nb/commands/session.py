@@ -53,6 +53,11 @@ class Held:
     cluster: Cluster
     conversation: Conversation = field(default_factory=Conversation)
 
+    def check_model(self) -> None:
+        """Raise unless a model is loaded: in a notebook the way to one is a command."""
+        if self.cluster.model is None:
+            raise ClusterError("no model is loaded", advice="Load one: %mlxcel load MODEL")
+
 
 class Session:
     """The clusters of this process, by name, in the order they were started."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mlxcel_nb.client.report import ClusterStatus, Completion, LinkReport, LoadReport, NodeReport
 from mlxcel_nb.display.view import RUN_MIME, Column, State, View, note, stack, table
-from mlxcel_nb.util.units import bytes_text, figure, ms_text
+from mlxcel_nb.util.units import bytes_text, ms_text
 
 
 def status_view(status: ClusterStatus) -> View:
@@ -26,7 +26,7 @@ def status_view(status: ClusterStatus) -> View:
     ]
     rows: list[list[object]] = []
     for node in status.nodes:
-        part = held.get(node.node_id)
+        part = held.get(node.node_id) if node.state != "dead" else None
         rows.append(
             [
                 node.node_id,
@@ -44,6 +44,7 @@ def status_view(status: ClusterStatus) -> View:
     if model:
         title += f": {model.model}, {model.layout}, {model.dtype}"
     notes = [] if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
+    notes += [f"The model no longer works: {why}" for why in dict.fromkeys(n.error for n in status.nodes if n.error)]
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
     if status.differing:
         columns = [Column("library"), Column("version"), Column("nodes")]
@@ -52,20 +53,22 @@ def status_view(status: ClusterStatus) -> View:
     if status.links:
         views.append(_links(status.links))
     if status.last:
-        views.append(note(f"Last answer: {run_text(status.last)}"))
+        views.append(note(f"Last answer: {status.last.figures}"))
     return stack(*views)
 
 
 def node_view(status: ClusterStatus, node_id: str) -> View:
     """All there is to say of one node, and its links."""
     node = next(node for node in status.nodes if node.node_id == node_id)
-    part = next((part for part in status.model.parts if part.node_id == node_id), None) if status.model else None
+    parts = status.model.parts if status.model and node.state != "dead" else ()
+    part = next((part for part in parts if part.node_id == node_id), None)
     rows: list[list[object]] = [
         ["state", State(node.state, node.reason)],
         ["role", _role(node)],
         ["layers", layers_text(node.layers)],
         ["weights", f"{bytes_text(part.resident_bytes)}, planned {bytes_text(part.planned_bytes)}" if part else None],
         ["activity", node.activity or None],
+        ["error", node.error or None],
         ["address", node.address or None],
         ["host", node.host or None],
         ["platform", node.platform or None],
@@ -102,23 +105,12 @@ def load_view(report: LoadReport) -> View:
 
 def footer(completion: Completion) -> View:
     """One quiet line under an answer, with the metrics, and no word of its text, for other programs."""
-    view = note(run_text(completion))
+    view = note(completion.figures)
     data = completion.to_dict()
     return View(view.text, view.html, {RUN_MIME: {k: v for k, v in data.items() if k not in _WORDS}})
 
 
 _WORDS = frozenset({"text", "tokens", "stop_reason"})
-
-
-def run_text(completion: Completion) -> str:
-    """An answer's figures in one line."""
-    count, timings = completion.generation_tokens, completion.timings
-    parts = [f"{count} token{'' if count == 1 else 's'}"]
-    if timings.tokens_per_s:
-        parts.append(f"{figure(timings.tokens_per_s)} tokens/s")
-    if timings.ttft_s is not None:
-        parts.append(f"first token {timings.ttft_s:.2f} s")
-    return " · ".join([*parts, *filter(None, [completion.layout]), completion.finish_reason])
 
 
 def layers_text(layers: tuple[int, int] | None) -> str | None:

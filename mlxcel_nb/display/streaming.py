@@ -55,6 +55,9 @@ class Coalescer:
         return text
 
 
+Notice = Callable[[tuple[int, int] | None], object]
+
+
 class Stream(Protocol):
     """What `Cluster.stream` returns, as far as this module cares."""
 
@@ -62,6 +65,7 @@ class Stream(Protocol):
     token_ids: tuple[int, ...]
     completion: Completion | None
     error: MlxcelError | None
+    prefill: tuple[int, int] | None
 
     @property
     def done(self) -> bool: ...
@@ -71,7 +75,8 @@ class Stream(Protocol):
 
 class Asked:
     """Whether the user asked to stop: the first interrupt is noted, so that none falls between taking a token and
-    showing it, and a second one is raised."""
+    showing it, and a second one is raised.
+    """
 
     def __init__(self) -> None:
         self.stop = False
@@ -86,6 +91,7 @@ def pump(
     stream: Stream,
     write: Callable[[str], object],
     *,
+    notice: Notice | None = None,
     stop: Callable[[], bool] = lambda: False,
     deadline: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
@@ -94,24 +100,39 @@ def pump(
 
     Whatever was received is written, also when this raises.
 
+    Args:
+        notice: told how far a long prompt has been read, ten times a second at most, and None when that is over.
+
     Raises:
         MlxcelError: what ended the stream.
     """
     coalescer = Coalescer()
+    told: tuple[int, int] | None = None
+
+    def tell(prefill: tuple[int, int] | None) -> None:
+        nonlocal told
+        if notice is not None and prefill != told:
+            told = prefill
+            notice(prefill)
+
     try:
         while not stream.done and not stop() and (now := clock()) < deadline:
             held = coalescer.wait_s(now)
             delta = stream.next(min(WAIT_S if held is None else held, deadline - now))
+            tell(stream.prefill)
             if text := coalescer.add(delta.text if delta else "", clock()):
                 write(text)
     finally:
+        tell(None)
         if text := coalescer.flush(clock()):
             write(text)
     if stream.error is not None:
         raise stream.error
 
 
-def show_stream(stream: Stream, write: Callable[[str], object], *, drain_s: float = DRAIN_S) -> tuple[Completion, bool]:
+def show_stream(
+    stream: Stream, write: Callable[[str], object], *, notice: Notice | None = None, drain_s: float = DRAIN_S
+) -> tuple[Completion, bool]:
     """Show an answer as it comes; an interrupt cancels it on every rank and keeps the text so far.
 
     Returns:
@@ -123,7 +144,7 @@ def show_stream(stream: Stream, write: Callable[[str], object], *, drain_s: floa
     asked = Asked()
     with handed_to(asked.note):
         try:
-            pump(stream, write, stop=lambda: asked.stop)
+            pump(stream, write, notice=notice, stop=lambda: asked.stop)
             if asked.stop and not stream.done:
                 stream.cancel()
                 pump(stream, write, deadline=time.monotonic() + drain_s)

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -172,10 +173,20 @@ def _records(base: Path) -> Iterator[tuple[Path, ClusterRecord | None]]:
 
 
 def list_clusters() -> list[ClusterRecord]:
-    """Clusters of this user whose owner lives, oldest first."""
+    """Clusters of this user whose owner lives, oldest first. Makes no folders."""
     here = socket.gethostname()
-    found = [record for _, record in _records(base_dir()) if record and record.host == here and record.owner.alive]
+    records = (record for base in _existing() for _, record in _records(base))
+    found = [record for record in records if record and record.host == here and record.owner.alive]
     return sorted(found, key=lambda record: record.created)
+
+
+def _existing() -> Iterator[Path]:
+    """Folders of this user's that may hold records."""
+    for base in (runtime_dir(), _temporary_base()):
+        with contextlib.suppress(OSError):
+            info = base.lstat()
+            if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid():
+                yield base
 
 
 def sweep() -> None:

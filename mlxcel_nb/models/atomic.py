@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxcel_nb.errors import ModelError
+from mlxcel_nb.util.units import bytes_text
 
 fcntl: Any
 try:
@@ -30,6 +31,11 @@ BUILD_S = 1800.0
 
 _POLL_S = 0.1
 _ROOM = "Free some space, or set MLXCEL_NB_CACHE to a folder on another disk."
+_NOT_A_FOLDER = frozenset(
+    [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG]
+)
+"""What the system says of a place where no folder can be."""
+
 _NO_LOCKS = frozenset([errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL])
 """What flock says on file systems without locks; the rename alone must do there."""
 
@@ -86,7 +92,8 @@ def require_room(folder: Path, needed_bytes: int) -> None:
     """Raise unless the disk that holds `folder` has `needed_bytes` free."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
-        raise ModelError(f"not enough room in {folder}: {needed_bytes} bytes are needed, {free} are free", advice=_ROOM)
+        sizes = f"{bytes_text(needed_bytes)} are needed, {bytes_text(free)} are free"
+        raise ModelError(f"not enough room in {folder}: {sizes}", advice=_ROOM)
 
 
 @contextlib.contextmanager
@@ -97,9 +104,9 @@ def disk_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ModelError(
-                f"the disk of {folder} filled up: {needed_bytes} bytes are needed", advice=_ROOM
+                f"the disk of {folder} filled up: {bytes_text(needed_bytes)} are needed", advice=_ROOM
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno in _NOT_A_FOLDER:
             advice = "Set MLXCEL_NB_CACHE to a folder that you may write to."
             raise ModelError(f"{error.filename or folder}: {error.strerror}", advice=advice) from error
         raise

@@ -27,6 +27,14 @@ _MAX_PATHS = 200
 
 log = get_logger("notebook.completion")
 
+
+class _Nothing(list[Any]):
+    """No completion, by an answer that counts: IPython puts its own list in the place of one that is empty."""
+
+    def __len__(self) -> int:
+        return 1
+
+
 Sources = Mapping[Kind, Callable[[str], Iterable[str]]]
 """For each kind of value, what could stand there, given what is typed so far."""
 
@@ -144,6 +152,13 @@ def models(prefix: str) -> list[str]:
     return [entry.name for entry in list_models() if entry.name.startswith(prefix)]
 
 
+def cached(prefix: str) -> list[str]:
+    """Models in the cache, which can be removed."""
+    from mlxcel_nb.models.store import list_models
+
+    return [entry.name for entry in list_models() if entry.fetched and entry.name.startswith(prefix)]
+
+
 def clusters(prefix: str) -> list[str]:
     """Clusters of this kernel."""
     return [name for name in current().names if name.startswith(prefix)]
@@ -155,7 +170,13 @@ def nodes(prefix: str) -> list[str]:
     return [name for name in dict.fromkeys(found) if name.startswith(prefix)]
 
 
-SOURCES: Sources = {Kind.MODEL: models, Kind.PATH: paths, Kind.CLUSTER: clusters, Kind.NODE: nodes}
+SOURCES: Sources = {
+    Kind.MODEL: models,
+    Kind.CACHED: cached,
+    Kind.PATH: paths,
+    Kind.CLUSTER: clusters,
+    Kind.NODE: nodes,
+}
 
 
 @context_matcher()
@@ -172,4 +193,4 @@ def matcher(context: CompletionContext) -> SimpleMatcherResult:
         log.debug("completion failed: %s", trail(error))
         return {"completions": []}
     found: list[Any] = [SimpleCompletion(s.text, type=s.kind) for s in result.found]
-    return {"completions": found, "suppress": True, "ordered": True, "matched_fragment": result.fragment}
+    return {"completions": found or _Nothing(), "suppress": True, "ordered": True, "matched_fragment": result.fragment}

@@ -11,8 +11,8 @@ from typing import Any
 
 from IPython.display import display
 
-from mlxcel_nb.commands.console import UPDATES_PER_S, Console, Progress
-from mlxcel_nb.display.view import View, printable
+from mlxcel_nb.commands.console import UPDATES_PER_S, Console, Progress, reading_text
+from mlxcel_nb.display.view import View, note, printable
 
 
 class NotebookConsole(Console):
@@ -20,6 +20,7 @@ class NotebookConsole(Console):
 
     def __init__(self) -> None:
         self._at_line_start = True
+        self._reading: Any = None
 
     def show(self, view: View) -> None:
         display(view)
@@ -33,6 +34,15 @@ class NotebookConsole(Console):
     def end_text(self) -> None:
         if not self._at_line_start:
             self.write("\n")
+
+    def reading(self, prefill: tuple[int, int] | None) -> None:
+        view = note(reading_text(*prefill)) if prefill else View("", "")
+        if self._reading is None:
+            self._reading = display(view, display_id=True)
+        else:
+            self._reading.update(view)
+        if prefill is None:
+            self._reading = None
 
     def remark(self, view: View) -> None:
         display(view)

@@ -21,7 +21,8 @@ def load(shell: Any) -> None:
 
 def unload(shell: Any) -> None:
     """Stop this kernel's clusters and take the magics and the completion away."""
-    session.current().stop_all()
+    if stopped := session.current().stop_all():
+        print(f"Stopped {', '.join(stopped)}: the extension is unloaded.")
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop(NAME, None)
     completer = getattr(shell, "Completer", None)

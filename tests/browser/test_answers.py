@@ -55,7 +55,7 @@ from mlxcel_nb.notebook.console import NotebookConsole
 
 class Fast:
     "10000 tokens, 5000 of them a second."
-    text, token_ids, completion, error, made = "", (), None, None, 0
+    text, token_ids, completion, error, prefill, made = "", (), None, None, None, 0
     @property
     def done(self):
         return self.completion is not None

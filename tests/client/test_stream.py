@@ -58,6 +58,15 @@ def test_deltas_add_up_to_the_completion() -> None:
     assert wire.closed == 1
 
 
+def test_a_completion_is_its_text_and_its_figures_are_a_line() -> None:
+    done = Completion(text="<b>Paris</b>\nis " + "far " * 30, token_ids=(1,), finish_reason="stop", generation_tokens=1)
+    assert str(done) == done.text
+    assert "\n" not in repr(done) and repr(done).endswith("...': 1 token · stop>")
+    shown = done._repr_mimebundle_()
+    assert shown["text/plain"] == f"{done.text}\n1 token · stop"
+    assert "&lt;b&gt;Paris" in shown["text/html"] and "<b>" not in shown["text/html"]
+
+
 def test_no_delta_is_empty() -> None:
     """Case 17."""
     wire = Wire()

@@ -55,6 +55,18 @@ def test_progress_rewrites_a_terminals_line_and_ends_it(monkeypatch: pytest.Monk
     assert err.getvalue() == "\r\x1b[KLoading ...\r\x1b[KLoading 100%\n"
 
 
+def test_a_prompt_being_read_is_one_line_that_goes_away_and_none_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for err, shown in [
+        (Terminal(), "\r\x1b[Kreading the prompt 256 of 600\r\x1b[K"),
+        (io.StringIO(), ""),
+    ]:
+        console = TerminalConsole(io.StringIO(), err)
+        console.reading((256, 600))
+        console.reading(None)
+        assert err.getvalue() == shown
+
+
 def test_a_result_takes_the_place_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out, err = io.StringIO(), Terminal()

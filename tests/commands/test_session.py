@@ -35,6 +35,13 @@ def test_without_a_cluster_the_way_to_one_is_shown() -> None:
         Session().get()
 
 
+def test_without_a_model_the_command_that_loads_one_is_named() -> None:
+    cluster: Any = Named("a")
+    cluster.model = None
+    with pytest.raises(ClusterError, match=r"no model is loaded\. Load one: %mlxcel load MODEL"):
+        Held(cluster).check_model()
+
+
 def test_the_latest_is_meant_unless_another_is_named() -> None:
     session = session_of(Named("a"), Named("b"))
     assert session.get().cluster.name == "b"

@@ -24,6 +24,7 @@ class Script:
         self.token_ids: tuple[int, ...] = ()
         self.completion: Completion | None = None
         self.error: MlxcelError | None = None
+        self.prefill: tuple[int, int] | None = None
         self.writes: list[tuple[float, str]] = []
         self._arrivals = [*arrivals]
         self._error = error
@@ -58,6 +59,20 @@ class Script:
 
     def run(self, deadline: float = float("inf")) -> None:
         pump(self, self.write, deadline=deadline, clock=lambda: self.now)
+
+
+def test_a_long_prompt_shows_how_far_it_is_until_the_text_begins() -> None:
+    told: list[tuple[int, int] | None] = []
+
+    class Reading(Script):
+        def next(self, timeout: float) -> Delta | None:
+            delta = super().next(timeout)
+            self.prefill = (256, 600) if self.now < 0.2 else (512, 600) if not self.text else None
+            return delta
+
+    script = Reading([(0.3, "Par"), (0.31, "is")])
+    pump(script, lambda text: told.append((0, 0)), notice=told.append, clock=lambda: script.now)
+    assert told == [(256, 600), (512, 600), None, (0, 0), (0, 0)]
 
 
 def test_the_first_piece_is_written_at_once() -> None:

@@ -11,6 +11,7 @@ from mlxcel_nb.notebook.completion import TREE, complete, paths
 
 SOURCES = {
     Kind.MODEL: lambda prefix: [m for m in ("smollm2-135m", "my model") if m.startswith(prefix)],
+    Kind.CACHED: lambda prefix: ["cached"],
     Kind.CLUSTER: lambda prefix: ["mlxcel"],
     Kind.PATH: lambda prefix: ["secret.key"],
     Kind.NODE: lambda prefix: ["engine-0", "engine-1"],
@@ -40,6 +41,8 @@ def texts(before: str) -> list[str]:
         ("generate --max-tokens 5 --max", "--max", []),
         ("generate --stop a --st", "--st", ["--stop"]),
         ("model info ", "", ["smollm2-135m", "'my model'"]),
+        ("model rm ", "", ["cached"]),
+        ("cluster start --name ", "", []),
         ("nonsense ", "", []),
     ],
 )

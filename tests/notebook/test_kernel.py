@@ -101,6 +101,11 @@ def test_a_magic_returns_nothing_to_show_twice(nb: Notebook) -> None:
     assert set(ran.of("display_data")[0]["data"]) == {"text/plain", "text/html"}
 
 
+def test_where_nothing_fits_nothing_is_offered(nb: Notebook) -> None:
+    for line in ("cluster start --name ", "status --cluster ", "status --cluster n", "generate --max-tokens "):
+        assert nb.complete(f"%mlxcel {line}") == []
+
+
 def test_loading_twice_and_unloading_leave_one_of_each_and_none(nb: Notebook) -> None:
     count = "sum(m.__name__ == 'matcher' for m in get_ipython().Completer.custom_matchers)"
     nb.ok("%reload_ext mlxcel_nb")
@@ -121,7 +126,7 @@ from mlxcel_nb.commands.generate import answer
 
 class Fast:
     "5000 tokens as fast as they can be taken."
-    text, token_ids, completion, error, made = "", (), None, None, 0
+    text, token_ids, completion, error, prefill, made = "", (), None, None, None, 0
     @property
     def done(self):
         return self.completion is not None
