@@ -153,8 +153,8 @@ class ControlLink:
 
     @property
     def rtt_s(self) -> float | None:
-        """Median of recent round trips, None before the first."""
-        return self._pings.median_s
+        """Least of recent round trips, None before the first."""
+        return self._pings.least_s
 
     def info(self) -> dict[str, Any]:
         """The link as plain data, for status."""

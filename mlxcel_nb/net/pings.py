@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import statistics
 import struct
 from dataclasses import dataclass
 
@@ -45,9 +44,12 @@ class Pings:
         return len(self._under_way) >= MAX_UNANSWERED_PINGS
 
     @property
-    def median_s(self) -> float | None:
-        """Of recent round trips without filler; None before the first."""
-        return statistics.median(self._round_trips) if self._round_trips else None
+    def least_s(self) -> float | None:
+        """Of recent round trips without filler; None before the first.
+
+        The least, because the others say how busy the two ends were, not how long the path is.
+        """
+        return min(self._round_trips, default=None)
 
     def begin(self, now: float, filler: bytes = b"", answer: asyncio.Future[float] | None = None) -> bytes:
         """The eight bytes that the ping begins with."""
