@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +49,6 @@ class Router:
         self._links: dict[str, ControlLink] = {}
         self._states: dict[str, tuple[str, str]] = {}
         self._inboxes: dict[str, Inbox] = {}
-        self._changed = threading.Condition()
 
     # -- any thread -------------------------------------------------------------------------------
 

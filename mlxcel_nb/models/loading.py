@@ -128,7 +128,6 @@ def load_part(
         part=part,
         skeleton=skeleton,
         switches=switches,
-        hidden_size=_number(config, "hidden_size"),
         vocab_size=_number(config, "vocab_size"),
         dtype=weights.activations(blocks[-1].names),
         planned_bytes=sum(sizes),

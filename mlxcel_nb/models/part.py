@@ -21,7 +21,6 @@ class LoadedPart:
     Args:
         model: mlx-lm's own model, after the surgery.
         planned_bytes: what the plan assigned; `resident_bytes` is what the arrays take.
-        hidden_size: D, the last axis of what stages hand on.
         dtype: of the activations, as MLX names it ("float32").
         warnings: what a user should hear about the model's files.
     """
@@ -30,7 +29,6 @@ class LoadedPart:
     part: Part
     skeleton: Skeleton | None
     switches: Switches
-    hidden_size: int
     vocab_size: int
     dtype: str
     planned_bytes: int

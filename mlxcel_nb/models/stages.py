@@ -54,10 +54,6 @@ class Skeleton:
         return f"{self.body}.{self.embedding_key}".lstrip(".")
 
     @property
-    def norm_path(self) -> str:
-        return f"{self.body}.{self.norm_key}".lstrip(".")
-
-    @property
     def layers(self) -> list[Any]:
         layers: list[Any] = self.inner[self.layers_key]
         return layers
