@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import MlxcelError, PeerAborted, PeerLost, StepTimeout, WireError
@@ -24,6 +24,10 @@ from mlxcel_nb.net.hot import HotLink, Interrupt
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Step, failed_end
 from mlxcel_nb.runtime.protocol import field as message_field
 from mlxcel_nb.util.log import get_logger, trail
+
+if TYPE_CHECKING:  # these bring MLX, which a node without a model does without
+    from mlxcel_nb.runtime.execution import Execution, Instance
+    from mlxcel_nb.runtime.leader import Leader
 
 log = get_logger("runtime.worker")
 
@@ -100,8 +104,8 @@ class Worker:
         self.threads = threads
         self.activity = "idle"
         self.progress = 0
-        self.instance: Any = None
-        self.leader: Any = None
+        self.instance: Instance | None = None
+        self.leader: Leader | None = None
         self.broken: MlxcelError | None = None
         self.ended: MlxcelError | None = None
         self.interrupt = Interrupt()
@@ -111,7 +115,7 @@ class Worker:
         self._epoch = 0
         self._aborted: tuple[int, MlxcelError] | None = None
         self._lost: tuple[str, MlxcelError] | None = None
-        self._executions: dict[int, Any] = {}
+        self._executions: dict[int, Execution] = {}
         self._thread = threading.Thread(target=self._main, name="mlx", daemon=True)
 
     # -- any thread -------------------------------------------------------------------------------
@@ -189,8 +193,8 @@ class Worker:
 
     def _turn(self) -> bool:
         """Take one command or one frame of the leader's. False when told to stop."""
-        following = self.instance is not None and self.instance.me != 0 and self.broken is None
-        if not following:
+        instance = self.instance
+        if instance is None or instance.me == 0 or self.broken is not None:
             try:
                 return self._obey(self._queue.get(timeout=IDLE_WAIT_S))
             except queue.Empty:
@@ -199,14 +203,14 @@ class Worker:
             self._waiting = self._queue.empty()
         try:
             if self._waiting:
-                self._follow()
+                self._follow(instance)
         except (_Wake, StepTimeout):
             pass
         except MlxcelError as error:
             log.info("%s stops following: %s", self.node_id, error)
             self.broken = self.broken or errors.wrap(error, self.node_id)
             # The leader notices at once, rather than when it misses what this member owes it.
-            self.instance.fabric.close(f"it stopped following: {self.broken.code}")
+            instance.fabric.close(f"it stopped following: {self.broken.code}")
         finally:
             with self._state:
                 self._waiting = False
@@ -264,7 +268,7 @@ class Worker:
             self.leave()
 
     def _generate(self, command: Generate) -> None:
-        if self.leader is None or self.instance.order.instance != command.order.instance:
+        if self.leader is None or self.instance is None or self.instance.order.instance != command.order.instance:
             error = errors.ClusterError("no such model is loaded", node=self.node_id, advice="Load one first.")
             self.outbox.stream(failed_end(command.order.id, error.to_dict()))
             return
@@ -284,9 +288,10 @@ class Worker:
 
     # -- following --------------------------------------------------------------------------------
 
-    def _follow(self) -> None:
+    def _follow(self, instance: Instance) -> None:
         """Wait for the leader's next frame and do what it says."""
-        link = self.instance.fabric.leader
+        link = instance.fabric.leader
+        assert link is not None  # followers have one
         message = link.recv_control(
             deadline=time.monotonic() + IDLE_WAIT_S, interrupt=self.interrupt, what="the leader's next step"
         )
@@ -294,23 +299,23 @@ class Worker:
             self._waiting = False
         kind = message.get("type")
         if kind == "begin":
-            self._begin(message)
+            self._begin(instance, message)
         elif kind == "step":
-            self._step(Step.from_dict(message))
+            self._step(instance, Step.from_dict(message))
         elif kind in ("end", "abort"):
             self._executions.pop(message_field(message, "epoch", int), None)
         else:
             raise WireError(f"the leader sent {kind!r} on a hot link")
 
-    def _begin(self, message: dict[str, Any]) -> None:
+    def _begin(self, instance: Instance, message: dict[str, Any]) -> None:
         from mlxcel_nb.runtime.execution import Execution
 
         epoch = message_field(message, "epoch", int)
         params = SamplingParams.from_dict(message_field(message, "params", dict))
         context = message_field(message, "context", list)
-        self._executions = {epoch: Execution(self.instance, epoch, params, context, self.check)}
+        self._executions = {epoch: Execution(instance, epoch, params, context, self.check)}
 
-    def _step(self, step: Step) -> None:
+    def _step(self, instance: Instance, step: Step) -> None:
         execution = self._executions.get(step.epoch)
         if execution is None:
             return
@@ -320,7 +325,7 @@ class Worker:
             sampled = execution.run(step)
             self.progress += 1
             if sampled is not None:
-                self.instance.fabric.tell_leader({
+                instance.fabric.tell_leader({
                     "type": "token", "epoch": step.epoch, "step": step.step,
                     "token": sampled.token, "logprob": sampled.logprob,
                 })  # fmt: skip
