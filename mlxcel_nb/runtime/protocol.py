@@ -1,16 +1,22 @@
 """The messages of the data plane's control and stream frames, as types. Pure.
 
-Every message is a map with a `type`. What a node obeys depends on who says it:
+Every message is a map with a `type`; docs/wire.md tells users the same. What a node obeys depends on who says it:
 
 ========== ================= ==========================================================================
 type       from -> to        meaning
 ========== ================= ==========================================================================
 load       router -> node    take this part of this model; answered by progress ..., then loaded or error
+progress   node -> router    so many bytes of the part have been loaded
+loaded     node -> router    the part is ready: its layers, bytes and dtype
 unload     router -> node    drop the model; answered by reply
-generate   router -> leader  make text; answered by stream frames delta ..., end
+generate   router -> leader  make text; answered by stream frames prefill ..., delta ..., end
+prefill    leader -> router  (stream) so much of a long prompt has been read
+delta      leader -> router  (stream) text and ids of a request
+end        leader -> router  (stream) a request is over, why, and its figures
 cancel     router -> leader  end that request now, keep what there is
 status     router -> node    answered by reply
-prefill    leader -> router  (stream) so much of a long prompt has been read
+reply      node -> router    the answer to unload or status, by its `id`
+error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error
 abort      leader -> member  leave this epoch
 begin      leader -> member  (hot link) a new epoch: sampling parameters, recent tokens

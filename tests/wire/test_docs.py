@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from mlxcel_nb.runtime import protocol
 from mlxcel_nb.wire.dtypes import DTYPES
 from mlxcel_nb.wire.frames import Kind
 from mlxcel_nb.wire.handshake import ClientHandshake, RejectCode, ServerHandshake, VerdictCode
@@ -49,3 +50,9 @@ def test_every_message_the_runtime_sends_is_on_the_page() -> None:
     sources = (Path(__file__).parents[2] / "mlxcel_nb" / "runtime").glob("*.py")
     sent = {name for source in sources for name in re.findall(r'"type": "(\w+)"', source.read_text(encoding="utf-8"))}
     assert sent <= {row[0] for row in rows("message")}
+
+
+def test_the_page_and_the_runtime_list_the_same_messages() -> None:
+    """All but the hello, which the links say of themselves."""
+    table = str(protocol.__doc__).split("=" * 74 + "\n")[2]
+    assert {line.split()[0] for line in table.splitlines()[:-1]} == {row[0] for row in rows("message")} - {"hello"}
