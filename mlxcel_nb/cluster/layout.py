@@ -101,7 +101,8 @@ def split_evenly(n_layers: int, pp: int) -> tuple[LayerRange, ...]:
     if pp < 1:
         raise ConfigError(f"{pp} pipeline stages", advice="Ask for at least one.")
     if pp > n_layers:
-        raise ConfigError(f"{pp} pipeline stages for a model of {n_layers} layers", advice=f"Use --pp 1 to {n_layers}.")
+        what = f"{pp} pipeline stages for a model of {n_layers} layers"
+        raise ConfigError(what, advice=f"Ask for 1 to {n_layers} stages.")
     base, extra = divmod(n_layers, pp)
     ranges, start = [], 0
     for stage in range(pp):
@@ -157,5 +158,5 @@ def make_layout(n_layers: int, *, tp: int = 1, pp: int = 1, layers: str | None =
         return Layout(split_evenly(n_layers, pp), tp)
     stages = parse_layers(layers, n_layers)
     if pp not in (1, len(stages)):
-        raise ConfigError(f"--layers names {len(stages)} stages but --pp is {pp}")
+        raise ConfigError(f"layers {layers!r} make {len(stages)} stages, but pp is {pp}", advice="Give one of the two.")
     return Layout(stages, tp)

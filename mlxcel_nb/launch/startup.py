@@ -180,7 +180,7 @@ class Startup:
         if time.monotonic() > self._plan.deadline:
             late = missing() or [CONTROLLER]
             waited = f"waited {self._plan.seconds:g} s for {what}; missing: {', '.join(late)}"
-            error = ClusterError(waited, advice="A longer --deadline gives them more time.")
+            error = ClusterError(waited, advice="A longer deadline gives them more time.")
             raise self._with_logs(error, late)
 
     def _with_logs(self, error: ClusterError | EngineLost, names: list[str]) -> ClusterError | EngineLost:

@@ -86,7 +86,9 @@ def load_part(
     entries = weight_files(folder)
     model = architecture.build(config, folder)
     if config.get("model_file") and part.tp_size > 1:
-        raise ConfigError("no tensor plan for a model that is Python code of its own", advice="Use --tp 1.")
+        raise ConfigError(
+            "no tensor plan for a model that is Python code of its own", advice="Ask for one rank (tp 1)."
+        )
     skeleton = stages.find_skeleton(model, part.n_layers)
     if skeleton is None and len(getattr(model, "layers", [None] * part.n_layers)) != part.n_layers:
         raise ConfigError(f"the model has {len(model.layers)} layers, not {part.n_layers}")
@@ -97,7 +99,7 @@ def load_part(
         stages.prune(skeleton, part)
         layer_paths = [skeleton.layer_path(i) for i in range(*part.layers)]
     elif part.tp_size > 1:
-        raise ConfigError(f"no tensor plan for model type {config['model_type']}", advice="Use --tp 1.")
+        raise ConfigError(f"no tensor plan for model type {config['model_type']}", advice="Ask for one rank (tp 1).")
     weights.cuts = shard.plan_cuts(model, layer_paths, config, part)
     shard.apply_counts(model, layer_paths, config, part)
 

@@ -86,7 +86,7 @@ def _check_layer(modules: dict[str, Any], layer: str, shape: LayerShape, config:
     if odd:
         raise ConfigError(
             f"no tensor plan for model type {config['model_type']} (its layers differ in {', '.join(odd)})",
-            advice="Use --pp instead.",
+            advice="Use pipeline stages (pp) instead.",
         )
 
 

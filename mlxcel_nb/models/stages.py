@@ -97,7 +97,9 @@ def check_stages(skeleton: Skeleton | None, architecture: str, part: Part) -> No
         ConfigError: naming the architecture.
     """
     if part.n_stages > 1 and (skeleton is None or architecture not in STAGED):
-        raise ConfigError(f"pipeline stages for model type {architecture} are not there yet", advice="Use --pp 1.")
+        raise ConfigError(
+            f"pipeline stages for model type {architecture} are not there yet", advice="Ask for one stage (pp 1)."
+        )
 
 
 def prune(skeleton: Skeleton, part: Part) -> None:

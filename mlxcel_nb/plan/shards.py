@@ -180,7 +180,7 @@ def check_tp(config: Mapping[str, Any], tp: int) -> None:
     if not shape.ffn:
         raise ConfigError(
             f"no tensor plan yet for the experts of model type {config.get('model_type')}",
-            advice="Use --pp instead.",
+            advice="Use pipeline stages (pp) instead.",
         )
     split_heads(shape.heads, shape.kv_heads, tp, shape.head_unit)
     ffn_units = -(-shape.ffn // shape.down_group)

@@ -96,7 +96,7 @@ def test_groups_of_the_products_cut_by_columns_count_and_overrides_of_others_do_
 def test_models_with_experts_are_refused_for_tensor_ranks_and_not_for_one() -> None:
     mixture = {**SMOLLM2, "model_type": "mixtral", "num_local_experts": 8}
     check_tp(mixture, 1)
-    with pytest.raises(ConfigError, match=r"mixtral.*Use --pp"):
+    with pytest.raises(ConfigError, match=r"mixtral.*Use pipeline stages"):
         check_tp(mixture, 2)
 
 
