@@ -37,6 +37,8 @@ class Completion:
 
     Args:
         token_ids: every id sampled, also those of text cut off by a stop string; without the end-of-text id.
+        generation_tokens: how many were sampled, the end-of-text id among them: one more than `token_ids` where
+            the model itself ended the answer.
         finish_reason: "stop", "length", "cancelled" or "error".
         stop_reason: the stop string that was met, if one was.
         layout: how the model was split, e.g. "pp2".

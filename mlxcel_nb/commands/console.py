@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from mlxcel_nb.display.view import View, note, printable, progress
+from mlxcel_nb.errors import Cancelled
 
 UPDATES_PER_S = 10
 LINE_S = 5.0
@@ -77,7 +78,9 @@ class Progress:
             self._closed = True
             done, total, _ = self._state
             if kind is not None:
-                self._end(progress(self._title, done, total, "stopped"), False)
+                ended = "failed" if issubclass(kind, Exception) and not issubclass(kind, Cancelled) else "stopped"
+                at = f" at {done / total:.0%}" if total > 0 else ""
+                self._end(note(f"{self._title}: {ended}{at}"), False)  # a bar would promise that it goes on
             elif self._result is not None:
                 self._end(self._result, True)
             else:

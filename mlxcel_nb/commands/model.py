@@ -60,7 +60,7 @@ def _facts(model: str, path: Path, facts: ModelInfo) -> View:
         ("weights", bytes_text(facts.bytes)),
         ("content", f"sha256 {facts.content_hash[:16]}"),
     ]
-    return table("", [Column("of"), Column(model)], rows)
+    return table("", [Column("model"), Column(model)], rows)
 
 
 def rm(args: argparse.Namespace, context: Context) -> None:

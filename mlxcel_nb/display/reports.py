@@ -80,7 +80,7 @@ def node_view(status: ClusterStatus, node_id: str) -> View:
     ]
     shown = [row for row in rows if row[1] is not None]
     return stack(
-        table("", [Column("of"), Column(node_id)], shown),
+        table("", [Column("node"), Column(node_id)], shown),
         _links([link for link in status.links if node_id in {link.source, link.target}]),
     )
 

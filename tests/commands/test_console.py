@@ -7,7 +7,8 @@ import io
 import pytest
 
 from mlxcel_nb.commands.console import Progress, TerminalConsole
-from mlxcel_nb.display.view import note
+from mlxcel_nb.display.view import View, note
+from mlxcel_nb.errors import Cancelled
 
 
 class Terminal(io.StringIO):
@@ -95,10 +96,14 @@ class Clocked:
         return Progress(
             "P",
             draw=lambda view: self.drawn.append(view.text),
-            end=lambda view, result: self.ended.append((view.text, result)),
+            end=self.end,
             interval_s=0.1,
             clock=lambda: self.now,
         )
+
+    def end(self, view: View, result: bool) -> None:
+        self.ended.append((view.text, result))
+        self.html = view.html
 
 
 def test_progress_draws_ten_times_a_second_and_always_the_end() -> None:
@@ -112,10 +117,14 @@ def test_progress_draws_ten_times_a_second_and_always_the_end() -> None:
     assert clocked.ended == [("P 100%", False)]
 
 
-def test_progress_of_what_failed_does_not_say_100() -> None:
+@pytest.mark.parametrize(
+    ("error", "word"), [(ValueError, "failed"), (KeyboardInterrupt, "stopped"), (Cancelled, "stopped")]
+)
+def test_what_does_not_end_well_leaves_a_word_and_no_bar(error: type[BaseException], word: str) -> None:
     clocked = Clocked()
     progress = clocked.progress()
     progress.__enter__()
     progress.update(1, 4)
-    progress.__exit__(ValueError, ValueError("x"), None)
-    assert clocked.ended == [("P 25%  stopped", False)]
+    progress.__exit__(error, error("x"), None)
+    assert clocked.ended == [(f"P: {word} at 25%", False)]
+    assert "progressbar" not in clocked.html
