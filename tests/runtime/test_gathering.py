@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mlxcel_nb.cluster.layout import make_layout
 from mlxcel_nb.errors import HandshakeError, PeerLost
-from mlxcel_nb.net.dial import dial
 from mlxcel_nb.runtime import gathering
 from mlxcel_nb.runtime.gathering import gather_links
-from mlxcel_nb.runtime.node import Node, NodeConfig
+from mlxcel_nb.runtime.node import Node
 from mlxcel_nb.runtime.protocol import LoadOrder, Member
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from tests.net.helpers import SECRET, Heard, identity, link_pair, listening, read_all, run
+from tests.runtime.nodes import answer, linked, running
 from tests.tiny import make_tiny
 
 NOBODY = "127.0.0.1:1"
@@ -95,10 +94,8 @@ def test_a_cancelled_gathering_closes_what_has_arrived(asked: bool) -> None:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    made = Node(NodeConfig(cluster="test", node_id="n1", orphan_guard=False), SECRET)
-    made.start()
-    yield made
-    made.stop()
+    with running("n1") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +103,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
-@contextlib.asynccontextmanager
-async def router(node: Node, name: str = "router-00000001") -> AsyncIterator[Heard]:
-    assert node._address is not None
-    heard = Heard(await dial(identity(name, role="router"), SECRET, node._address))
-    try:
-        yield heard
-    finally:
-        heard.link.close("the test is over")
-
-
-async def answer(heard: Heard, message: dict[str, Any]) -> dict[str, Any]:
-    heard.link.send(message)
-    while (reply := await heard.messages.get())["type"] == "progress":
-        pass
-    return reply
+def router(node: Node, name: str = "router-00000001") -> contextlib.AbstractAsyncContextManager[Heard]:
+    return linked(node, name, "router")
 
 
 async def loads_alone(heard: Heard, tiny: Path) -> None:

@@ -23,6 +23,7 @@ from mlxcel_nb.runtime.node import Node, NodeConfig
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member
 from mlxcel_nb.runtime.worker import Unload
 from tests.net.helpers import SECRET, Heard, hot_pair, identity, read_all, run
+from tests.runtime.nodes import answer, linked, running
 from tests.tiny import make_tiny
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
@@ -31,30 +32,13 @@ LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     """A whole node in this process."""
-    made = Node(NodeConfig(cluster="test", node_id="engine-0", orphan_guard=False), SECRET)
-    made.start()
-    yield made
-    made.stop()
+    with running("engine-0") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@contextlib.asynccontextmanager
-async def member(node: Node, node_id: str, role: str, **hello: Any) -> AsyncIterator[Heard]:
-    assert node._address is not None
-    heard = Heard(await dial(identity(node_id, role=role), SECRET, node._address, hello=hello))
-    try:
-        yield heard
-    finally:
-        heard.link.close("the test is over")
-
-
-async def answer(heard: Heard, message: dict[str, Any]) -> dict[str, Any]:
-    heard.link.send(message)
-    return await heard.messages.get()
 
 
 def load_order(tiny: Path, *members: str) -> LoadOrder:
@@ -72,7 +56,7 @@ def load_order(tiny: Path, *members: str) -> LoadOrder:
 @contextlib.asynccontextmanager
 async def loaded(node: Node, tiny: Path) -> AsyncIterator[Heard]:
     """A router whose model the node holds."""
-    async with member(node, "router-00000001", "router") as router:
+    async with linked(node, "router-00000001", "router") as router:
         router.link.send(load_order(tiny, "engine-0").to_dict())
         while (message := await router.messages.get())["type"] == "progress":
             pass
@@ -90,7 +74,7 @@ def generate(request_id: str, **prompt: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["load", "unload", "generate", "cancel", "abort", "failed", "step", None])
 def test_a_member_that_is_no_router_gives_no_orders(node: Node, tiny: Path, kind: str | None) -> None:
     async def case() -> None:
-        async with member(node, "engine-7", "hybrid") as stranger:
+        async with linked(node, "engine-7", "hybrid") as stranger:
             order = {**load_order(tiny, "engine-0").to_dict(), "epoch": 1, "error": {}, "type": kind}
             if kind == "generate":
                 stranger.link.send(generate("r"))
@@ -105,7 +89,7 @@ def test_a_member_that_is_no_router_gives_no_orders(node: Node, tiny: Path, kind
 
 def test_only_its_own_router_ends_a_request(node: Node, tiny: Path) -> None:
     async def case() -> None:
-        async with loaded(node, tiny) as router, member(node, "router-00000002", "router") as other:
+        async with loaded(node, tiny) as router, linked(node, "router-00000002", "router") as other:
             router.link.send(generate("theirs"))
             assert (await router.streamed.get())["type"] == "delta"
             other.link.send({"type": "cancel", "id": "theirs"})
@@ -125,7 +109,7 @@ def test_an_abort_counts_only_on_a_link_that_was_made_for_the_instance(node: Nod
     """Here the leader's name itself is not enough: another connection that goes by it may be somebody else's."""
 
     async def case() -> None:
-        async with loaded(node, tiny) as router, member(node, "engine-0", "hybrid") as pretender:
+        async with loaded(node, tiny) as router, linked(node, "engine-0", "hybrid") as pretender:
             router.link.send(generate("long"))
             assert (await router.streamed.get())["type"] == "delta"
             refusal = await answer(pretender, {"type": kind, "epoch": 1, "step": -1, "error": {"cause": "mischief"}})
@@ -141,7 +125,7 @@ def test_an_abort_counts_only_on_a_link_that_was_made_for_the_instance(node: Nod
 
 def test_a_refusal_is_not_answered(node: Node) -> None:
     async def case() -> None:
-        async with member(node, "engine-7", "hybrid") as peer:
+        async with linked(node, "engine-7", "hybrid") as peer:
             peer.link.send({"type": "error", "id": None, "error": {"cause": "no"}})
             assert (await answer(peer, {"type": "status", "id": "s"}))["type"] == "reply"
 
@@ -150,7 +134,7 @@ def test_a_refusal_is_not_answered(node: Node) -> None:
 
 def test_an_order_without_a_place_for_the_node_leaves_it_free(node: Node, tiny: Path) -> None:
     async def case() -> None:
-        async with member(node, "router-00000001", "router") as router:
+        async with linked(node, "router-00000001", "router") as router:
             refusal = await answer(router, load_order(tiny, "engine-5", "engine-6").to_dict())
             assert "engine-0 is not a member" in refusal["error"]["cause"]
         async with loaded(node, tiny):
@@ -179,7 +163,7 @@ def test_orders_for_a_node_whose_thread_has_ended_are_refused_at_once(tiny: Path
         made = Node(NodeConfig(cluster="test", node_id="engine-0", orphan_guard=False), SECRET)
         await asyncio.to_thread(made.start)
         try:
-            async with member(made, "router-00000001", "router") as router:
+            async with linked(made, "router-00000001", "router") as router:
                 made._worker.post(Unload(lambda: sys.exit("struck")))
                 router.link.send(load_order(tiny, "engine-0").to_dict())
                 for order in (None, load_order(tiny, "engine-0").to_dict(), {"type": "unload", "id": "u"}):
