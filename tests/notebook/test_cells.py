@@ -176,7 +176,7 @@ def test_an_engine_that_is_killed_is_named_in_the_cell_in_two_lines_at_most(nb: 
 
     asked = "%%mlxcel generate --max-tokens 5000 --temp 1 --seed 1 -o half\nOnce upon a time"
     ran = nb.run(asked, stop_when=strike)
-    assert nb.value("half.finish_reason, half.text") == ("error", ran.text.removesuffix("\n"))
+    assert nb.value("(half.finish_reason, half.text)") == ("error", ran.text.removesuffix("\n"))
     assert ran.status == "error" and struck and len(ran.text) > 20
     assert "EngineLost: engine-0: was killed by SIGKILL" in ran.error and len(ran.error.strip().splitlines()) <= 2
     assert "SIGKILL" in nb.ok("%mlxcel status").plain
