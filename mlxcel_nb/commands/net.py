@@ -12,7 +12,7 @@ from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
 from mlxcel_nb.commands.console import Console
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.display.view import View, note
-from mlxcel_nb.errors import Refused, SecretError
+from mlxcel_nb.errors import PeerLost, Refused, SecretError
 from mlxcel_nb.net import ping as logic
 from mlxcel_nb.util.loop import LoopThread
 
@@ -53,6 +53,11 @@ def ping(args: argparse.Namespace, context: Context) -> None:
     try:
         pinging = logic.ping(args.address, secret, count=args.count, size=args.size, **_options(args))
         report = loop.call(pinging, timeout=PING_S + args.count * logic.PONG_S, what=f"pongs of {args.address}")
+    except PeerLost as silent:
+        if args.address.rpartition(":")[0] in silent.cause:
+            raise
+        advice = silent.advice or "Look at what runs there; a stopped or overloaded process is silent as well."
+        raise PeerLost(f"{silent.cause}, at {args.address}", node=silent.node, advice=advice) from None
     finally:
         loop.close()
     as_json = getattr(args, "json", False)

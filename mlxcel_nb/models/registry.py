@@ -63,7 +63,7 @@ KNOWN_MODELS = {
     model.name: model
     for model in (
         _smollm2("smollm2-135m", "SmolLM2-135M-Instruct, float32", 541_614_000, "float32"),
-        _smollm2("smollm2-135m-4bit", "SmolLM2-135M-Instruct, 4-bit, for Metal", 101_875_000, "kept"),
+        _smollm2("smollm2-135m-4bit", "SmolLM2-135M-Instruct, 4-bit, for a GPU", 101_875_000, "kept"),
     )
 }
 """By the name a user types."""

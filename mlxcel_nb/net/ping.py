@@ -102,8 +102,8 @@ class PingReport:
             f"{peer.node_id} ({peer.role}) of cluster {self.cluster} at {peer.where}{listens}",
             f"versions: {versions or 'not told'}",
             f"{self.cipher}, connected in {_time(self.connect_s)}",
-            f"{len(self.round_trips_s)} pings of {self.size} bytes: {trips} (least, median, most), "
-            + _rate(self.bytes_per_s),
+            f"{len(self.round_trips_s)} pings of {self.size} bytes: {trips} (least, median, most)"
+            + (f", {_rate(self.bytes_per_s)}" if self.size else ""),
         ]
         differing = peer.version_differences()
         if differing:

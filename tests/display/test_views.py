@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 
@@ -91,6 +92,21 @@ def test_every_string_is_escaped() -> None:
 def test_colours_have_a_fallback_outside_jupyterlab() -> None:
     for view in VIEWS:
         assert all("," in use for use in re.findall(r"var\([^)]*\)", view.html))
+
+
+def test_a_dead_node_holds_nothing_and_a_living_one_is_not_blamed_for_it() -> None:
+    lost = "engine-1: was killed by SIGKILL"
+    nodes = (
+        NodeReport(node_id="engine-0", state="alive", stage=0, rank=0, layers=(0, 15), error=lost),
+        NodeReport(node_id="engine-1", state="dead", reason="was killed by SIGKILL"),
+    )
+    found = dataclasses.replace(status(), nodes=nodes)
+    lines = status_view(found).text.splitlines()
+    alive, dead = (next(line for line in lines if line.startswith(f"engine-{n}")) for n in (0, 1))
+    assert "● alive " in alive and "SIGKILL" not in alive and "269 MB" in alive
+    assert "✕ dead (was killed by SIGKILL)" in dead and "269 MB" not in dead
+    assert f"The model no longer works: {lost}" in lines
+    assert "weights" not in node_view(found, "engine-1").text and lost in node_view(found, "engine-0").text
 
 
 def test_names_and_states_stay_on_one_line_and_long_words_may_wrap() -> None:

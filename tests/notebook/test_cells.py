@@ -207,5 +207,5 @@ def test_stopping_interrupting_a_start_and_unloading_leave_no_engine(nb: Noteboo
     assert not psutil.Process(nb.value("__import__('os').getpid()")).children(recursive=True)
     nb.ok("%mlxcel cluster start -n 1")
     pids = nb.value("[node.pid for node in current().get().cluster.nodes]")
-    nb.ok("%unload_ext mlxcel_nb")
+    assert nb.ok("%reload_ext mlxcel_nb").text.startswith("Stopped mlxcel-")
     assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -96,7 +96,7 @@ def test_an_error_is_a_line_or_two_that_say_what_to_do(nb: Notebook, code: str, 
 
 def test_a_magic_returns_nothing_to_show_twice(nb: Notebook) -> None:
     ran = nb.ok("%mlxcel version")
-    assert "mlxcel_nb" in ran.plain
+    assert "mlxcel-nb" in ran.plain
     assert len(ran.of("display_data")) == 1 and not ran.of("execute_result")
     assert set(ran.of("display_data")[0]["data"]) == {"text/plain", "text/html"}
 
