@@ -164,3 +164,15 @@ with NotebookConsole().progress("Loading m") as p:
     assert len(ran.of("display_data")) == 1
     assert len(ran.of("update_display_data")) <= 1 + 10 * max(1.0, ran.arrivals[-1] - ran.arrivals[0])
     assert ran.plain == "Loading m 100%"
+
+
+def test_a_prompt_being_read_is_one_display_that_is_empty_in_the_end(nb: Notebook) -> None:
+    ran = nb.ok("""
+from mlxcel_nb.notebook.console import NotebookConsole
+console = NotebookConsole()
+for prefill in ((256, 600), (512, 600), None):
+    console.reading(prefill)
+""")
+    shown = [content["data"]["text/plain"] for content in ran.of("display_data", "update_display_data")]
+    assert shown == ["reading the prompt 256 of 600", "reading the prompt 512 of 600", ""]
+    assert len(ran.of("display_data")) == 1 and ran.plain == ""
