@@ -334,15 +334,19 @@ class Cluster(AsyncTwins):
         router.open_inbox(order.id, inbox.put)
         try:
             router.send(leader, order.to_dict())
+            return stream
         except WireError as error:
             inbox.close()
             raise RequestError(f"the request cannot be sent: {error.cause}") from None
-        except BaseException as error:
+        except MlxcelError as error:
             inbox.close()
-            if isinstance(error, MlxcelError):
-                raise self._explain(error) from None
+            raise self._explain(error) from None
+        except (
+            BaseException
+        ):  # an interrupt: the order may be on its way, and the traceback keeps the stream from its end
+            cancel()
+            inbox.close()
             raise
-        return stream
 
     def generate(
         self,

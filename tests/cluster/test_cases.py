@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,26 @@ def test_a_stop_that_is_no_text_or_empty_is_refused_here_and_by_the_engine(loade
     with pytest.raises(RequestError, match="engine-0: stop must be non-empty strings"):
         loaded.generate("x", unchecked)
     assert loaded.generate("x", ask).generation_tokens == 2
+
+
+def test_an_interrupt_at_the_moment_of_asking_ends_the_request(
+    loaded: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nobody has the stream yet who could cancel it, and the traceback holds on to it."""
+    router = loaded._running()
+    send = router.send
+
+    def interrupted(node_id: str, message: dict[str, Any]) -> None:
+        send(node_id, message)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(router, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt) as held:
+        loaded.generate([7], SamplingParams(max_tokens=2000, ignore_eos=True))
+    began = time.monotonic()
+    assert loaded.generate("next", SamplingParams(max_tokens=2, ignore_eos=True)).generation_tokens == 2
+    assert time.monotonic() - began < 1 and held.tb is not None
 
 
 def test_the_smallest_requests_are_answered_or_refused_and_the_next_one_works(loaded: Cluster) -> None:
