@@ -31,9 +31,9 @@ lint: $(READY)
 unit: $(READY)
 	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not cluster" tests
 
-# Engines, kernels and browsers measure time against deadlines, so these have the machine to themselves.
+# Engines, kernels and browsers. Half of these tests wait for deadlines most of the time, so two files run at once.
 cluster-tests: $(READY)
-	$(BIN)/pytest -m cluster --durations=10 --nbmake --nbmake-timeout=120 tests notebooks
+	$(BIN)/pytest -n 2 --dist loadfile -m cluster --durations=10 --nbmake --nbmake-timeout=120 tests notebooks
 
 docs: $(READY)
 	@rm -rf docs/_build

@@ -1,7 +1,7 @@
 """What every test shares: the user's Jupyter stays out of it, hypothesis repeats itself, and slow things are marked.
 
 Tests under tests/cluster, tests/browser and tests/security, and the notebooks, start engines, kernels or a browser.
-They carry the marker `cluster` by themselves, so that `make test` can give them the machine to themselves.
+They carry the marker `cluster` by themselves, so that `make test` can run them apart from the rest.
 """
 
 from __future__ import annotations

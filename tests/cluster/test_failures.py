@@ -39,7 +39,7 @@ LAYOUTS = [{"tp": 2}, {"pp": 2}]
 LONG = list(range(1000, 3000))
 """Long enough that its prefill takes seconds."""
 
-PROMPT_S = 5.0
+PROMPT_S = 8.0
 """A killed process is noticed by its sockets; an exception is told at once."""
 
 SILENT_S = times.DEAD_S + times.PING_S + 5.0
