@@ -34,7 +34,8 @@ COMMANDS_MARK = "<!-- commands: docs/conf.py puts the help of every one here -->
 
 def commands() -> str:
     """Every command's help, from the parser that the magics and the shell command share."""
-    from mlxcel_nb.commands.parser import Parser, Where, build
+    from mlxcel_nb.commands.parser import Parser, Where
+    from mlxcel_nb.commands.tree import build
 
     def leaves(parser: Parser) -> list[Parser]:
         children = parser.commands()

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from mlxcel_nb.commands import dispatch, parser, platforms
+from mlxcel_nb.commands import dispatch, parser, platforms, tree
 from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.parser import HelpAsked, UsageProblem, Where
 from mlxcel_nb.commands.session import current
@@ -71,7 +71,7 @@ def _end_output() -> None:
 
 
 def _run(argv: list[str]) -> int:
-    args = parser.parse(parser.build(Where.SHELL), argv)
+    args = parser.parse(tree.build(Where.SHELL), argv)
     if args.version:
         args.handler = "version:short"
     if args.handler in MODEL_COMMANDS and (problem := platforms.missing_back_end()):

@@ -16,12 +16,12 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 
-from mlxcel_nb.commands import parser
+from mlxcel_nb.commands import tree
 from mlxcel_nb.commands.parser import Kind, Parser, Where
 from mlxcel_nb.commands.session import current
 from mlxcel_nb.util.log import get_logger, trail
 
-TREE = parser.build(Where.MAGIC)
+TREE = tree.build(Where.MAGIC)
 _MAGIC = re.compile(r"\s*%%?mlxcel(?=\s)")
 _MAX_PATHS = 200
 

@@ -12,14 +12,14 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
-from mlxcel_nb.commands import dispatch, parser, platforms
+from mlxcel_nb.commands import dispatch, parser, platforms, tree
 from mlxcel_nb.commands.console import Console, TerminalConsole
 from mlxcel_nb.commands.parser import HelpAsked, UsageProblem, Where
 from mlxcel_nb.commands.session import current
 from mlxcel_nb.errors import Cancelled
 from mlxcel_nb.notebook.console import NotebookConsole
 
-TREE = parser.build(Where.MAGIC)
+TREE = tree.build(Where.MAGIC)
 
 
 @magics_class

@@ -14,8 +14,9 @@ from mlxcel_nb.client.report import Completion
 from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.generate import _option, kept
-from mlxcel_nb.commands.parser import UsageProblem, Where, build, parse
+from mlxcel_nb.commands.parser import UsageProblem, Where, parse
 from mlxcel_nb.commands.session import Session
+from mlxcel_nb.commands.tree import build
 from mlxcel_nb.errors import ConfigError, EngineLost
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlxcel_nb.commands.parser import HelpAsked, Parser, UsageProblem, Where, build, parse, split
+from mlxcel_nb.commands.parser import HelpAsked, Parser, UsageProblem, Where, parse, split
+from mlxcel_nb.commands.tree import build
 
 TREES = {where: build(where) for where in (Where.MAGIC, Where.SHELL)}
 
@@ -120,8 +121,8 @@ def test_defaults_do_not_leak_between_lines() -> None:
 def test_parsing_and_completing_import_nothing_heavy() -> None:
     heavy = {"mlx", "mlx_lm", "ipyparallel", "numpy", "transformers", "zmq", "cryptography", "msgpack"}
     code = (
-        "import sys; from mlxcel_nb.commands import parser; from mlxcel_nb.commands.parser import Where;"
-        "parser.parse(parser.build(Where.SHELL), ['net', 'ping', 'h:1']);"
+        "import sys; from mlxcel_nb.commands import parser, tree; from mlxcel_nb.commands.parser import Where;"
+        "parser.parse(tree.build(Where.SHELL), ['net', 'ping', 'h:1']);"
         f"assert 'IPython' not in sys.modules; import mlxcel_nb.cli; print(sorted({heavy!r} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,72 @@
+"""Arguments of `load`, `unload`, `generate` and `chat`. Pure."""
+
+from __future__ import annotations
+
+from mlxcel_nb.commands.arguments import shared
+from mlxcel_nb.commands.parser import Kind, Tree, Where
+
+DTYPES = ("auto", "float32", "native")
+
+
+def add_loading(tree: Tree) -> None:
+    load = tree.leaf("load", "split a model over the engines", "load:load", where=Where.MAGIC)
+    _what_to_load(load, positional=True)
+    shared.on(load)
+    shared.on(tree.leaf("unload", "free the model on every engine", "load:unload", where=Where.MAGIC))
+
+
+def add_generation(tree: Tree, magic: bool) -> None:
+    detail = (
+        "The cell's text is the prompt, word for word." if magic else "The text goes to standard output as it comes."
+    )
+    generate = tree.leaf("generate", "complete a prompt", "generate:generate", detail=detail, takes_prompt=True)
+    about = "the prompt, in place of a cell's text" if magic else "the prompt"
+    generate.add("--prompt", metavar="TEXT", help=about if magic else f"{about}; - reads standard input")
+    file = "take the prompt from this file, less a last line end"
+    generate.add("--prompt-file", metavar="FILE", completes=Kind.PATH, help=file)
+    _request(generate, magic)
+    generate.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object instead of text")
+
+    detail = "Earlier turns are kept until --reset." if magic else "Reads lines until end of file; /reset starts over."
+    chat = tree.leaf("chat", "talk with an instruction-tuned model", "chat:chat", detail=detail, takes_prompt=True)
+    about = "what to say, in place of a cell's text" if magic else "what to say; ends after the answer"
+    chat.add("--prompt", metavar="TEXT", help=about)
+    chat.add("--system", metavar="TEXT", help="system message; a new one starts a new conversation")
+    chat.add("--reset", where=Where.MAGIC, action="store_true", help="forget the conversation first")
+    _request(chat, magic)
+
+
+def _request(leaf: Tree, magic: bool) -> None:
+    if not magic:
+        _what_to_load(leaf, positional=False)
+    leaf.add("--max-tokens", type=shared.whole, default=256, metavar="N", help="most tokens to make (default 256)")
+    temperature = ("--temp", "--temperature")
+    leaf.add(*temperature, dest="temperature", type=shared.real, default=0.0, metavar="T", help="0 is greedy (default)")
+    leaf.add("--top-p", type=shared.real, default=1.0, metavar="P", help="keep the likeliest tokens up to this mass")
+    leaf.add("--top-k", type=shared.whole, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
+    leaf.add("--min-p", type=shared.real, default=0.0, metavar="P", help="drop tokens under this share of the best")
+    leaf.add("--repetition-penalty", type=shared.real, default=1.0, metavar="R", help="above 1, avoid recent tokens")
+    leaf.add("--seed", type=shared.whole, metavar="N", help="same seed, same text")
+    stop = r"end before TEXT (\n and \t are understood); repeatable"
+    leaf.add("--stop", type=shared.unescape, action="append", default=[], metavar="TEXT", help=stop)
+    keep = "keep the result in this variable"
+    leaf.add("-o", "--output", where=Where.MAGIC, metavar="NAME", completes=Kind.VARIABLE, help=keep)
+    holes = "put variables in for {name} and $name; {{ and $$ stand for themselves"
+    leaf.add("--template", where=Where.MAGIC, action="store_true", help=holes)
+    if magic:
+        shared.on(leaf)
+
+
+def _what_to_load(leaf: Tree, *, positional: bool) -> None:
+    about = "a known name, a folder, a GGUF file or a hub id"
+    if positional:
+        leaf.add("model", metavar="MODEL", completes=Kind.MODEL, help=about)
+    else:
+        leaf.add("--model", metavar="MODEL", required=True, completes=Kind.MODEL, help=about)
+    leaf.add("--tp", type=shared.count, default=1, metavar="N", help="tensor-parallel ranks a stage (default 1)")
+    leaf.add("--pp", type=shared.count, default=1, metavar="N", help="pipeline stages (default 1)")
+    leaf.add("--layers", metavar="A-B,...", help='layers of each stage by hand, as in "0-9,10-29"')
+    leaf.add(
+        "--dtype", choices=DTYPES, default="auto", help="auto (default) is float32 on CPUs and as stored elsewhere"
+    )
+    leaf.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else it is refused")
