@@ -144,7 +144,7 @@ def test_a_router_that_leaves_while_links_are_awaited_leaves_the_node_free(
                 await answer(first, {"type": "status", "id": "s"})
         async with router(node, "router-00000002") as second:
             async with asyncio.timeout(5):
-                while node._order is not None:
+                while node._holding.order is not None:
                     await answer(second, {"type": "status", "id": "s"})
             await loads_alone(second, tiny)
 

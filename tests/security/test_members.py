@@ -18,7 +18,7 @@ from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.net import hot
 from mlxcel_nb.net.dial import dial
 from mlxcel_nb.net.opening import MAX_FIRST_BYTES
-from mlxcel_nb.runtime import node as node_module
+from mlxcel_nb.runtime import requests as requests_module
 from mlxcel_nb.runtime.node import Node, NodeConfig
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member
 from mlxcel_nb.runtime.worker import Unload
@@ -144,7 +144,7 @@ def test_an_order_without_a_place_for_the_node_leaves_it_free(node: Node, tiny: 
 
 
 def test_waiting_prompts_are_bounded_in_size(node: Node, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "MAX_WAITING_WEIGHT", 1000)
+    monkeypatch.setattr(requests_module, "MAX_WAITING_WEIGHT", 1000)
 
     async def case() -> None:
         async with loaded(node, tiny) as router:

@@ -1,0 +1,177 @@
+"""The model instance a node holds: from the order to load it until it is forgotten. On the node's loop.
+
+It opens the links to the other members, hands the load to the MLX thread, and keeps the witnesses: the links that
+tell whether a member lives and carry what must reach it while its MLX thread is deep in a computation. Orders come
+from a router, which the node has checked; members are known by the links that were made for this instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from mlxcel_nb import errors
+from mlxcel_nb.errors import Cancelled, ClusterError, PeerLost
+from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.hot import MAX_SPIN_S, HotLink
+from mlxcel_nb.net.link import Link
+from mlxcel_nb.runtime.gathering import Pair
+from mlxcel_nb.runtime.protocol import LoadOrder
+from mlxcel_nb.runtime.worker import Load, Unload, Worker
+from mlxcel_nb.util.cores import usable_cores
+
+Gathering = asyncio.Task[dict[int, Pair]]
+
+
+class Holding:
+    """At most one instance at a time.
+
+    Args:
+        soon: calls a function on the loop, from any thread.
+        gather: opens the links that member `me` of an order needs.
+        drive: makes a witness of a link.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        worker: Worker,
+        *,
+        soon: Callable[..., None],
+        gather: Callable[[LoadOrder, int], Coroutine[Any, Any, dict[int, Pair]]],
+        drive: Callable[[Link], ControlLink],
+    ) -> None:
+        self.order: LoadOrder | None = None
+        self.witnesses: dict[str, ControlLink] = {}
+        self._node_id = node_id
+        self._worker = worker
+        self._soon = soon
+        self._gather = gather
+        self._drive = drive
+        self._loading: Load | None = None
+        self._gathering: dict[ControlLink, Gathering] = {}
+
+    # -- loading and unloading --------------------------------------------------------------------
+
+    def load(self, order: LoadOrder, router: ControlLink) -> None:
+        """Begin to load; the router hears of the rest.
+
+        Raises:
+            ClusterError: another instance is held. WireError: the order has no place for this node.
+        """
+        if self.order is not None:
+            raise ClusterError(f"holds {self.order.model} already", advice="Unload it first.")
+        me = order.place(self._node_id)  # one without a place for this node is refused while it is still free
+        self.order = order
+        links = self._gather(order, me)
+        gathering = self._gathering[router] = asyncio.get_running_loop().create_task(links)
+        gathering.add_done_callback(functools.partial(self._gathered, router, order, me))
+
+    def unload(self, router: ControlLink, request_id: str, instance: str, cancel: Callable[[], None]) -> None:
+        """Stop what runs (`cancel` does it for requests), drop the model, then answer.
+
+        Another instance than the one held is not there any more.
+        """
+        order = self.order
+        if instance and (order is None or order.instance != instance):
+            router.send({"type": "reply", "id": request_id})
+            return
+        for loader in list(self._gathering):
+            self.router_left(loader)
+        cancel()
+        if self._loading is not None:
+            self._loading.cancelled = True
+        self._worker.abort_load(Cancelled("the model is being unloaded"))
+
+        def done() -> None:
+            if order is not None:
+                self._forget(order)
+            router.send({"type": "reply", "id": request_id})
+
+        self._worker.post(Unload(lambda: self._soon(done)))
+
+    def router_left(self, router: ControlLink) -> None:
+        """What `router` ordered to be loaded is not wanted any more."""
+        if gathering := self._gathering.pop(router, None):
+            gathering.cancel()
+
+    def close(self) -> None:
+        """The node stops."""
+        for gathering in self._gathering.values():
+            gathering.cancel()
+        self._close_witnesses("node stops")
+
+    def _gathered(self, router: ControlLink, order: LoadOrder, me: int, gathering: Gathering) -> None:
+        """The links of `order` are open: hand the load to the MLX thread. Or they are not, or nobody wants them now."""
+        wanted = self._gathering.get(router) is gathering
+        if wanted:
+            del self._gathering[router]
+        pairs = {} if gathering.cancelled() or gathering.exception() else gathering.result()
+        if gathering.cancelled() or not wanted:
+            for pair in pairs.values():
+                pair.close()
+            self._give_up(router, order, Cancelled("stopped before its links to the other members were open"))
+        elif error := gathering.exception():
+            self._give_up(router, order, error)
+        else:
+            # Polling pays only while every rank has a core; engines of one cluster may share this host.
+            spin_s = MAX_SPIN_S if usable_cores() >= order.layout.size else 0.0
+            hot = {other: HotLink(pair.hot, spin_s=spin_s) for other, pair in pairs.items()}
+            for other, pair in pairs.items():
+                self.witnesses[order.members[other].node_id] = self._drive(pair.witness)
+            self._loading = Load(order, me, hot, lambda: self._soon(self._forget, order))
+            self._worker.post(self._loading)
+
+    def _give_up(self, router: ControlLink, order: LoadOrder, error: BaseException) -> None:
+        """The load of `order` ends before it began."""
+        self._forget(order)
+        router.send({"type": "error", "id": order.id, "error": errors.wrap(error, self._node_id).to_dict()})
+
+    def _forget(self, order: LoadOrder) -> None:
+        """Close the witnesses of `order`, if it is still the one: this node is free again."""
+        if self.order is order:
+            self.order = self._loading = None
+            self._close_witnesses("model unloaded")
+
+    # -- the other members ------------------------------------------------------------------------
+
+    def tell_leader(self, message: dict[str, Any]) -> None:
+        if self.order is not None:
+            self._tell(self.order.members[0].node_id, message)
+
+    def tell_members(self, message: dict[str, Any]) -> None:
+        if self.order is not None:
+            for member in self.order.members:
+                self._tell(member.node_id, message)
+
+    def _tell(self, node_id: str, message: dict[str, Any]) -> None:
+        if link := self.witnesses.get(node_id):
+            link.send(message)
+
+    def is_leader(self, link: ControlLink) -> bool:
+        """Whether `link` is the witness of the instance's leader."""
+        return self.order is not None and link is self.witnesses.get(self.order.members[0].node_id)
+
+    def is_member(self, link: ControlLink) -> bool:
+        """Whether `link` is a witness of the instance."""
+        return self.order is not None and link in self.witnesses.values()
+
+    def lost(self, link: ControlLink, reason: str) -> None:
+        """A link has ended; where it was a witness, no further epoch can run on the instance."""
+        node_id = link.peer.node_id
+        if self.witnesses.get(node_id) is link:
+            del self.witnesses[node_id]
+            if self.order is not None:
+                self._worker.fail(self.order.instance, PeerLost(reason, node=node_id))
+
+    def died(self) -> None:
+        """The MLX thread of this node has ended: the other members lose this one."""
+        for link in list(self.witnesses.values()):
+            link.close("its MLX thread has ended")
+
+    def _close_witnesses(self, reason: str) -> None:
+        witnesses, self.witnesses = self.witnesses, {}
+        for link in witnesses.values():
+            link.close(reason)

@@ -1,0 +1,79 @@
+"""The requests under way on a leader, each with the router that it came from. On the node's loop.
+
+A router is obeyed where it asks for text and where it ends what it has asked for itself; another's request is none
+of its business. What may wait is bounded in number and in bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxcel_nb.errors import Busy, Cancelled, WireError
+from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.runtime.protocol import GenerateOrder, failed_end
+from mlxcel_nb.runtime.worker import Generate, Worker
+
+MAX_WAITING = 64
+"""Requests that may wait for the one under way; one more is told the model is busy."""
+
+MAX_WAITING_WEIGHT = 1 << 22
+"""And this much in prompts: room for the largest request, or for 64 of a long context."""
+
+
+class Requests:
+    """Hands requests to the MLX thread and its answers to those who asked."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._under_way: dict[str, tuple[Generate, ControlLink]] = {}
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def take(self, order: GenerateOrder, owner: ControlLink) -> None:
+        """Queue a request.
+
+        Raises:
+            Busy: as much is waiting as may. WireError: the id is in use.
+        """
+        waiting = sum(request.order.weight for request, _ in self._under_way.values())
+        if len(self) >= MAX_WAITING or (waiting and waiting + order.weight > MAX_WAITING_WEIGHT):
+            raise Busy(f"{len(self)} requests are waiting already", advice="Try again in a moment.")
+        if order.id in self._under_way:
+            raise WireError("a request with this id is under way")
+        command = Generate(order)
+        self._under_way[order.id] = (command, owner)
+        self._worker.post(command)
+
+    def stream(self, message: dict[str, Any]) -> None:
+        """Pass a piece of an answer on to whoever asked for it; with the last one the request is over."""
+        request = self._under_way.get(message["id"])
+        if request is None:
+            return
+        if message["type"] == "end":
+            del self._under_way[message["id"]]
+        request[1].send_stream(message)
+
+    def cancel(self, request_id: str, owner: ControlLink) -> None:
+        """Stop a request of this owner's; one of somebody else's goes on."""
+        command, link = self._under_way.get(request_id, (None, None))
+        if command is not None and link is owner:
+            self._stop(command, "stopped by the user")
+
+    def cancel_all(self, why: str, owner: ControlLink | None = None) -> None:
+        """Stop every request, or every one of this owner's."""
+        for command, link in list(self._under_way.values()):
+            if owner is None or link is owner:
+                self._stop(command, why)
+
+    def fail_all(self, error: dict[str, Any]) -> None:
+        """The MLX thread has ended: no answer will come any more."""
+        for request_id, (_, owner) in list(self._under_way.items()):
+            del self._under_way[request_id]
+            owner.send_stream(failed_end(request_id, error))
+
+    def _stop(self, command: Generate, why: str) -> None:
+        """The one under way leaves its step; one that waits ends when its turn comes at once."""
+        command.cancelled = True
+        if command.epoch:
+            self._worker.abort(command.epoch, Cancelled(why))
