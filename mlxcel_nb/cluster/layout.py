@@ -16,7 +16,7 @@ from mlxcel_nb.errors import ConfigError
 LayerRange = tuple[int, int]
 """First layer and one past the last."""
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True)
@@ -118,16 +118,21 @@ def parse_layers(text: str, n_layers: int) -> tuple[LayerRange, ...]:
     Raises:
         ConfigError: not a list of ranges, or ranges that leave a gap, overlap, or miss the last layer.
     """
-    ranges = []
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        if not match:
-            raise ConfigError(f"{part.strip()!r} is not a layer range", advice='Write them like "0-15,16-29".')
-        first = int(match[1])
-        last = int(match[2]) if match[2] else first
-        ranges.append((first, last + 1))
+    ranges = [parse_range(part.strip()) for part in text.split(",")]
     _check_cover(tuple(ranges), n_layers)
     return tuple(ranges)
+
+
+def parse_range(text: str) -> LayerRange:
+    """One range as users write it: "4-29", or "4" for a single layer.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    match = _RANGE.fullmatch(text)
+    if not match:
+        raise ConfigError(f"{text[:64]!r} is not a layer range", advice='Write them like "0-15,16-29".')
+    return int(match[1]), int(match[2] or match[1]) + 1
 
 
 def _check_cover(ranges: Sequence[LayerRange], n_layers: int) -> None:

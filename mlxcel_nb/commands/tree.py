@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxcel_nb.commands.arguments import cluster, generation, model, net
+from mlxcel_nb.commands.arguments import cluster, config, discover, generation, model, net
 from mlxcel_nb.commands.parser import Kind, Parser, Tree, Where
 
 
@@ -18,10 +18,12 @@ def build(here: Where) -> Parser:
     tree = Tree(root, here)
     tree.add("--version", where=Where.SHELL, action="store_true", help="print the version and exit")
     cluster.add(tree)
+    config.add(tree)
     generation.add_loading(tree)
     generation.add_generation(tree, magic)
     model.add(tree)
     net.add(tree)
+    discover.add(tree)
     secret = tree.group("secret", "cluster secrets")
     new = secret.leaf("new", "write a new random secret to a file", "secret:new", detail="Mode 0600; never overwrites.")
     new.add("file", metavar="FILE", completes=Kind.PATH, help="the file to create")
