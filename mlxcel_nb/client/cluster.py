@@ -24,6 +24,7 @@ from mlxcel_nb.client.stream import Inbox, Stream
 from mlxcel_nb.client.twins import AsyncTwins
 from mlxcel_nb.cluster.names import check_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
+from mlxcel_nb.cluster.shape import parse_links
 from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError, PeerLost, RequestError, WireError
 from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
@@ -51,6 +52,8 @@ class Cluster(AsyncTwins):
         deadline: seconds the start may take.
         threads: cores for each engine; the cores this process may use, shared out, when None.
         step_s: a step of generation that makes no progress for this long fails.
+        link: what links are made to be like: "5ms,1Gbit" for all, the notebook's too, and "0-3:40ms" for that of two
+            engines; one or several.
 
     Use it as a context manager, or call `start` and `stop`.
     """
@@ -64,9 +67,12 @@ class Cluster(AsyncTwins):
         deadline: float = START_S,
         threads: int | None = None,
         step_s: float = times.STEP_S,
+        link: str | Sequence[str] = (),
     ) -> None:
         loading.check_count(n)
         self.n = n
+        self.link = (link,) if isinstance(link, str) else tuple(link)
+        self._links = parse_links(self.link, [f"engine-{number}" for number in range(n)])
         self.name = check_name("cluster name", name) if name is not None else f"mlxcel-{secrets.token_hex(3)}"
         self.deadline = deadline
         self.threads = threads or threads_for(n)
@@ -119,10 +125,11 @@ class Cluster(AsyncTwins):
                     name=self.name,
                     secret=self._secret,
                     threads_per_engine=self.threads,
+                    links=self.link,
                     deadline_s=self.deadline,
                     progress=on_progress,
                 )
-                router = Router(self.name, self._secret)
+                router = Router(self.name, self._secret, self._links)
                 router.connect({node.node_id: node.address for node in self.nodes})
             except BaseException:
                 if router is not None:
@@ -160,6 +167,11 @@ class Cluster(AsyncTwins):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def secret(self) -> Secret:
+        """The cluster secret, wrapped so that nothing shows it."""
+        return self._secret
 
     @property
     def client(self) -> Any:

@@ -129,13 +129,18 @@ class LoadReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkReport:
-    """One connection of the data plane, as its dialling end sees it."""
+    """One connection of the data plane, as its dialling end sees it.
+
+    Args:
+        shape: what it was made to be like, in words; "" for the link as it is.
+    """
 
     source: str
     target: str
     cipher: str
     transport: str
     rtt_s: float | None
+    shape: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation, router_id
 from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.errors import ClusterError, PeerLost, StepTimeout
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.dial import dial
@@ -39,10 +40,15 @@ def new_id() -> str:
 
 
 class Router:
-    """Links to all nodes of a cluster."""
+    """Links to all nodes of a cluster.
 
-    def __init__(self, cluster: str, secret: Secret) -> None:
+    Args:
+        links: what they are made to be like.
+    """
+
+    def __init__(self, cluster: str, secret: Secret, links: LinkPlan | None = None) -> None:
         self.node_id = router_id()
+        self._shapes = links.seen_from(self.node_id) if links else None
         self._identity = Identity(cluster=cluster, node_id=self.node_id, role="router", incarnation=new_incarnation())
         self._secret = secret
         self._io = LoopThread("router-io")
@@ -133,7 +139,7 @@ class Router:
         self._states = {node_id: self._states[node_id] for node_id in nodes}
 
     async def _dial(self, node_id: str, address: Address) -> None:
-        link = await dial(self._identity, self._secret, address, expect_node_id=node_id)
+        link = await dial(self._identity, self._secret, address, expect_node_id=node_id, shapes=self._shapes)
         self._states[node_id] = ("alive", "")
         self._links[node_id] = ControlLink(
             link, on_message=self._on_message, on_stream=self._on_message, on_state=self._on_state, measure=True

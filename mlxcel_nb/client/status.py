@@ -78,6 +78,7 @@ def _link(source: str, target: str, info: dict[str, Any]) -> LinkReport:
         cipher=str(info.get("cipher", "")),
         transport=str(info.get("transport", "")),
         rtt_s=info.get("rtt_s"),
+        shape=str(info.get("shape", "")),
     )
 
 

@@ -27,6 +27,7 @@ def start(args: argparse.Namespace, context: Context) -> None:
             secret=resolve_secret(file=args.secret_file),
             deadline=args.deadline,
             threads=args.threads,
+            link=args.link,
         )
         nodes = ", ".join(node.node_id for node in held.cluster.nodes)
         progress.finish(note(f"Cluster {held.cluster.name} is up after {time.monotonic() - begun:.1f} s: {nodes}."))

@@ -79,5 +79,6 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "node_id": args.node_id,
         "suite": args.suite,
         "rekey_every": args.rekey_every,
+        "shape": args.link,
         "previous_secret": read_secret_file(previous) if previous else None,
     }

@@ -87,8 +87,13 @@ def node_view(status: ClusterStatus, node_id: str) -> View:
 
 def _links(links: Sequence[LinkReport]) -> View:
     columns = [Column("from"), Column("to"), Column("path"), Column("cipher"), Column("round trip", number=True)]
-    rows = [[x.source, x.target, x.transport, cipher_text(x.cipher), ms_text(x.rtt_s)] for x in links]
+    rows = [[x.source, x.target, _path(x), cipher_text(x.cipher), ms_text(x.rtt_s)] for x in links]
     return table("Links", columns, rows, [] if rows else ["none"])
+
+
+def _path(link: LinkReport) -> str:
+    """What a link runs over, and that it was made slower by choice where it was."""
+    return f"{link.transport}, shaped {link.shape}" if link.shape else link.transport
 
 
 def load_view(report: LoadReport) -> View:

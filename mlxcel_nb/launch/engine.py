@@ -19,6 +19,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.shape import parse_links
 from mlxcel_nb.launch.handover import EngineSide, JoinRequest, StartNode
 from mlxcel_nb.launch.orphan import OrphanGuard
 from mlxcel_nb.models.blas import load_fast_blas
@@ -48,7 +49,10 @@ def _run_node(guard: OrphanGuard, blas: str) -> StartNode:
     def start(request: JoinRequest, secret: Secret) -> Address:
         from mlxcel_nb.runtime.node import Node, NodeConfig  # not at the top: MLX comes after its BLAS
 
-        node = Node(NodeConfig(**asdict(request), blas=blas), secret)
+        told = {**asdict(request), "links": parse_links(request.links)}
+        node = Node(NodeConfig(**told, blas=blas), secret)
+        if request.links:
+            guard.before_end(importlib.import_module("mlxcel_nb.net.shaping").settle)  # after the node's farewells
         guard.before_end(node.stop)
         return node.start()
 

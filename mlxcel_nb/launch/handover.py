@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,7 +27,11 @@ JOIN = "mlxcel_join"
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
-    """What a node is told besides the secret."""
+    """What a node is told besides the secret.
+
+    Args:
+        links: what its links are made to be like, as `cluster.shape.parse_links` reads it.
+    """
 
     cluster: str
     node_id: str
@@ -35,6 +39,7 @@ class JoinRequest:
     bind: str = "127.0.0.1"
     threads: int = 1
     orphan_guard: bool = True
+    links: Sequence[str] = ()
 
 
 StartNode = Callable[[JoinRequest, Secret], Address]

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ class LocalCluster:
         name: str,
         secret: Secret,
         threads_per_engine: int | None = None,
+        links: Sequence[str] = (),
         deadline_s: float = 60.0,
         progress: Callable[[str], None] | None = None,
     ) -> list[EngineInfo]:
@@ -108,6 +109,7 @@ class LocalCluster:
             name: the cluster's, part of every handshake.
             secret: handed to each engine sealed to its own key.
             threads_per_engine: for BLAS; None shares the cores out.
+            links: what links are made to be like, as `cluster.shape.parse_links` reads it.
             deadline_s: for all of it.
             progress: told what is waited for, on the caller's thread.
 
@@ -127,6 +129,7 @@ class LocalCluster:
             threads=threads_per_engine or threads_for(n),
             engine_module=self._engine_module,
             owner_pid=os.getpid(),
+            links=tuple(links),
             seconds=deadline_s,
             deadline=time.monotonic() + deadline_s,
         )

@@ -56,6 +56,7 @@ class Plan:
     threads: int
     engine_module: str
     owner_pid: int
+    links: tuple[str, ...]
     seconds: float
     deadline: float
 
@@ -129,7 +130,8 @@ class Startup:
         hellos = self._ask(handover.HELLO, {node_id: {} for node_id in plan.node_ids})
         greetings = [handover.read_hello(node_id, content) for node_id, content in hellos.items()]
         requests = [
-            handover.JoinRequest(cluster=plan.name, node_id=node_id, threads=plan.threads) for node_id in plan.node_ids
+            handover.JoinRequest(cluster=plan.name, node_id=node_id, threads=plan.threads, links=plan.links)
+            for node_id in plan.node_ids
         ]
         joins = self._ask(
             handover.JOIN,

@@ -64,6 +64,8 @@ class ControlLink:
         self.peer = link.peer
         self.state = "alive"
         self.reason = ""
+        self.cut = False
+        """Whether the connection was reset or ended without a goodbye: the peer itself may still be there."""
         self.sent_bytes = 0
         self.received_bytes = 0
         self._on_message = on_message
@@ -151,6 +153,16 @@ class ControlLink:
         except TimeoutError:
             raise PeerLost(f"no pong within {within_s:g} s", node=self.peer.node_id) from None
 
+    def nudge(self) -> None:
+        """Ask for a sign of life: the peer answers a ping at once, whatever else it is busy with."""
+        if self.open and not self._pings.full:
+            self._send_ping()
+
+    @property
+    def heard_at(self) -> float:
+        """When the last sign of life came, on the loop's clock."""
+        return self._life.heard_at
+
     @property
     def rtt_s(self) -> float | None:
         """Least of recent round trips, None before the first."""
@@ -164,6 +176,7 @@ class ControlLink:
             "address": self.peer.where,
             "cipher": self.link.suite_name,
             "transport": self.link.transport,
+            "shape": self.link.shape.words if self.link.shape else "",
             "state": self.state,
             "reason": self.reason,
             "rtt_s": self.rtt_s,
@@ -261,9 +274,11 @@ class ControlLink:
         except BlockingIOError:
             return
         except OSError as error:
+            self.cut = True
             self._end("dead", f"connection lost ({error.strerror})")
             return
         if not count:
+            self.cut = True
             self._end("dead", "its connection ended without a goodbye")
             return
         self.received_bytes += count

@@ -14,6 +14,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address, parse_address
 from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import AuthenticationFailed, HandshakeError, PeerLost
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.opening import open_link
@@ -47,6 +48,7 @@ async def dial(
     previous_secret: Secret | bytes | None = None,
     deadline: float = times.HANDSHAKE_S,
     rekey_every: int | None = None,
+    shapes: Shapes | None = None,
 ) -> Link:
     """An established connection to the node at `address`, first control frames exchanged.
 
@@ -56,6 +58,7 @@ async def dial(
         previous_secret: tried once, on a connection of its own, when the current one is refused.
         deadline: seconds for all of it.
         rekey_every: frames after which this side takes its next key; None for the wire's own limits.
+        shapes: how what is sent to a node is shaped.
 
     Raises:
         PeerLost: nobody there, or nobody who answers within `deadline`.
@@ -64,7 +67,7 @@ async def dial(
     """
     to = parse_address(address) if isinstance(address, str) else address
     secrets = [_wrap(s) for s in (secret, previous_secret) if s is not None]
-    attempt = _Attempt(identity, to, expect_node_id, hello, rekey_every)
+    attempt = _Attempt(identity, to, expect_node_id, hello, rekey_every, shapes)
     try:
         async with asyncio.timeout(deadline):
             for candidate in secrets[:-1]:
@@ -98,6 +101,7 @@ class _Attempt:
         expect_node_id: str | None,
         hello: Mapping[str, Any] | None,
         rekey_every: int | None,
+        shapes: Shapes | None,
     ) -> None:
         self._identity = identity
         self._address = address
@@ -105,6 +109,7 @@ class _Attempt:
         self._expect_node_id = expect_node_id
         self._hello = hello
         self._rekey_every = rekey_every
+        self._shapes = shapes
         self.connected = False
         self.left_unanswered = False
         """Whether the server went away after this side's proof, which is one way to say that the secret is wrong."""
@@ -136,6 +141,7 @@ class _Attempt:
                 dialled=True,
                 hello=self._hello,
                 rekey_every=self._rekey_every,
+                shapes=self._shapes,
             )
         except ConnectionError as error:
             sock.close()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.cluster.shape import LinkShape
 from mlxcel_nb.errors import HandshakeError
 from mlxcel_nb.net.addresses import normal_ip
 from mlxcel_nb.util.versions import local_versions
@@ -67,13 +68,13 @@ class PeerInfo:
     hello: Mapping[str, Any]
 
     @classmethod
-    def of(cls, hello: Hello, sock: socket.socket, message: Mapping[str, Any]) -> PeerInfo:
+    def of(cls, hello: Hello, address: tuple[str, int], message: Mapping[str, Any]) -> PeerInfo:
         return cls(
             node_id=hello.node_id,
             role=hello.role,
             incarnation=hello.incarnation,
             data_addr=hello.data_addr,
-            address=peer_address(sock),
+            address=address,
             hello=message,
         )
 
@@ -117,6 +118,7 @@ class Driver(Protocol):
 class Link:
     """An established connection; `sock` is non-blocking, `reader` may hold bytes that came early.
 
+    With a `shape`, `sock` is the near end of `net.shaping` and not the connection itself.
     `driver` is set by a driver that can ping; hot links and links that still wait for one have none.
     """
 
@@ -127,6 +129,7 @@ class Link:
     reader: FrameReader
     dialled: bool
     transport: str = "tcp"
+    shape: LinkShape | None = None
     since: float = field(default_factory=time.monotonic)
     driver: Driver | None = None
     _at_end: list[Callable[[], None]] = field(default_factory=list)

@@ -19,6 +19,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import (
     AuthenticationFailed,
     ClusterMismatch,
@@ -66,6 +67,7 @@ class Listener:
         configured: addresses the configuration names per node id: other sources are refused for it.
         hello: merged into our first control frame.
         rekey_every: frames after which this side takes its next key.
+        shapes: how what is sent to a node is shaped.
         on_mismatch: told of each peer whose secret, version, suite or cluster is another, in place of the log.
     """
 
@@ -78,6 +80,7 @@ class Listener:
         configured: Mapping[str, Collection[str]] | None = None,
         hello: Mapping[str, Any] | None = None,
         rekey_every: int | None = None,
+        shapes: Shapes | None = None,
         on_mismatch: Callable[[str], object] | None = None,
     ) -> None:
         self._identity = identity
@@ -86,6 +89,7 @@ class Listener:
         self._on_link = on_link
         self._hello = hello
         self._rekey_every = rekey_every
+        self._shapes = shapes
         named = configured or {}
         self._pool = PendingPool(trusted=frozenset(normal_ip(ip) for ips in named.values() for ip in ips))
         self.admission: Admission[Guest] = Admission(named)
@@ -248,6 +252,7 @@ class Listener:
                     dialled=False,
                     hello=self._hello,
                     rekey_every=self._rekey_every,
+                    shapes=self._shapes,
                 )
         except BaseException:
             self.admission.leave(guest)

@@ -12,8 +12,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from mlxcel_nb.cluster.shape import LinkShape, Shapes
 from mlxcel_nb.errors import HandshakeError, WireError
-from mlxcel_nb.net.link import Link, PeerInfo, first_message, read_first_message
+from mlxcel_nb.net.link import Link, PeerInfo, first_message, peer_address, read_first_message
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.frames import Frame, FrameReader, Kind, Opener, Sealer, close_reason
 from mlxcel_nb.wire.handshake import Established
@@ -33,29 +34,63 @@ async def open_link(
     dialled: bool,
     hello: Mapping[str, Any] | None,
     rekey_every: int | None = None,
+    shapes: Shapes | None = None,
 ) -> Link:
     """Say the first message, hear the peer's, and make the link. The caller bounds the time and closes on errors.
 
     Args:
         where: the peer, for error texts.
         hello: merged into our own first message.
+        shapes: how what is sent to a peer is shaped: `sock` is then taken over, and the link has another in its place.
 
     Raises:
         HandshakeError: the peer's first frame is not one this side can work with.
     """
-    loop = asyncio.get_running_loop()
+    address = peer_address(sock)
+    shape = shapes(established.peer.node_id) if shapes is not None else None
     sealer = Sealer(established.send, established.suite, rekey_every=rekey_every)
     reader = FrameReader(Opener(established.receive, established.suite), established.leftover)
+    if shape is not None:
+        sock = _shaped(sock, shape)
+    try:
+        message = await _exchange(sock, sealer, reader, where, hello)
+    except BaseException:
+        if shape is not None:
+            sock.close()
+        raise
+    return Link(
+        sock=sock,
+        peer=PeerInfo.of(established.peer, address, message),
+        suite_name=suite_name(established.suite),
+        sealer=sealer,
+        reader=reader,
+        dialled=dialled,
+        shape=shape,
+    )
+
+
+def _shaped(sock: socket.socket, how: LinkShape) -> socket.socket:
+    from mlxcel_nb.net.shaping import shape  # who does not ask for it does not pay for it
+
+    return shape(sock, how)
+
+
+async def _exchange(
+    sock: socket.socket, sealer: Sealer, reader: FrameReader, where: str, hello: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Say our first message and return the peer's."""
+    loop = asyncio.get_running_loop()
     await loop.sock_sendall(sock, sealer.seal(Kind.CONTROL, 0, messages.pack(first_message(hello))))
     try:
         frame = await _first_frame(sock, reader, where)
         if frame.kind is Kind.CLOSE:
             raise remote(HandshakeError(f"{where} closed the connection: {close_reason(frame.payload)}"))
-        if frame.kind is not Kind.CONTROL:
-            raise HandshakeError(f"{where} sent a {frame.kind.name.lower()} frame before its first control frame")
+        if frame.kind is not Kind.CONTROL or reader.opener.rekeys:  # the reader deals with rekey frames by itself
+            kind = Kind.REKEY if reader.opener.rekeys else frame.kind
+            raise HandshakeError(f"{where} sent a {kind.name.lower()} frame before its first control frame")
         if len(frame.payload) > MAX_FIRST_BYTES:
             raise HandshakeError(f"{where} sent a first message of {len(frame.payload)} bytes")
-        message = read_first_message(messages.unpack(frame.payload))
+        return read_first_message(messages.unpack(frame.payload))
     except BaseException as error:
         if not isinstance(error, WireError):
             reason = "given up before the first control frame came"
@@ -64,14 +99,6 @@ async def open_link(
         with contextlib.suppress(OSError):
             sock.send(sealer.seal_close(reason))
         raise
-    return Link(
-        sock=sock,
-        peer=PeerInfo.of(established.peer, sock, message),
-        suite_name=suite_name(established.suite),
-        sealer=sealer,
-        reader=reader,
-        dialled=dialled,
-    )
 
 
 async def _first_frame(sock: socket.socket, reader: FrameReader, where: str) -> Frame:

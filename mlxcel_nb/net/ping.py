@@ -18,6 +18,7 @@ from typing import Any
 from mlxcel_nb.cluster.address import Address, parse_address
 from mlxcel_nb.cluster.names import check_name, new_incarnation, visitor_id
 from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.shape import LinkShape, Shapes
 from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.dial import dial
@@ -47,6 +48,7 @@ class PingReport:
 
     Args:
         size: bytes of filler in each ping.
+        shape: how what this side sent was shaped, in words; "" for the line as it is.
         connect_s: from the first packet to the first control frame: look-up, TCP and handshake.
         round_trips_s: one per ping, in order.
     """
@@ -56,6 +58,7 @@ class PingReport:
     cipher: str
     size: int
     connect_s: float
+    shape: str
     round_trips_s: tuple[float, ...]
 
     @property
@@ -82,6 +85,7 @@ class PingReport:
             "features": list(peer.hello["features"]),
             "versions": peer.versions,
             "connect_s": self.connect_s,
+            "shape": self.shape,
             "count": len(self.round_trips_s),
             "size": self.size,
             "round_trips_s": list(self.round_trips_s),
@@ -101,7 +105,8 @@ class PingReport:
         found = [
             f"{peer.node_id} ({peer.role}) of cluster {self.cluster} at {peer.where}{listens}",
             f"versions: {versions or 'not told'}",
-            f"{self.cipher}, connected in {_time(self.connect_s)}",
+            f"{self.cipher}, connected in {_time(self.connect_s)}"
+            + (f", this side shaped to {self.shape}" if self.shape else ""),
             f"{len(self.round_trips_s)} pings of {self.size} bytes: {trips} (least, median, most)"
             + (f", {_rate(self.bytes_per_s)}" if self.size else ""),
         ]
@@ -162,6 +167,7 @@ async def listen(
     node_id: str | None = None,
     suite: str = "aes-256-gcm",
     rekey_every: int | None = None,
+    shape: LinkShape | None = None,
     previous_secret: Secret | None = None,
     echo: Callable[[str], object] = print,
     warn: Callable[[str], object] | None = None,
@@ -171,6 +177,7 @@ async def listen(
     """Answer pings at `bind` until `stop` is set or it is cancelled; frames that are no pings are dropped.
 
     Args:
+        shape: how what is sent is shaped.
         echo: prints a line, `listening on HOST:PORT` being the first.
         warn: prints a line for each peer that is turned away; the log has it otherwise.
         ready: told the address as well, for callers that do not read lines.
@@ -193,10 +200,14 @@ async def listen(
 
     known = [secret] if previous_secret is None else [secret, previous_secret]
     on_mismatch = _Warnings(warn) if warn is not None else None
-    listener = Listener(identity, known, on_link=take, rekey_every=rekey_every, on_mismatch=on_mismatch)
+    listener = Listener(
+        identity, known, on_link=take, rekey_every=rekey_every, shapes=_always(shape), on_mismatch=on_mismatch
+    )
     address = await listener.start(where.host, where.port)
     try:
         echo(f"listening on {address}")
+        if shape is not None:
+            echo(f"what is sent is shaped: {shape.words}")
         if ready is not None:
             ready(address)
         await (stop or asyncio.Event()).wait()
@@ -216,12 +227,16 @@ async def ping(
     node_id: str | None = None,
     suite: str = "aes-256-gcm",
     rekey_every: int | None = None,
+    shape: LinkShape | None = None,
     previous_secret: Secret | None = None,
     count: int = COUNT,
     size: int = SIZE,
     echo: Callable[[str], object] | None = None,
 ) -> PingReport:
     """Connect to a node, ping it `count` times with `size` bytes of filler, and leave.
+
+    Args:
+        shape: how what is sent is shaped; what comes back is the other side's affair.
 
     Raises:
         PeerLost: nobody there, or gone meanwhile.
@@ -235,7 +250,14 @@ async def ping(
     _check_rekey(rekey_every)
     identity = _identity(cluster, node_id or visitor_id(), VISITOR_ROLE, suite)
     began = time.perf_counter()
-    link = await dial(identity, secret, address, previous_secret=previous_secret, rekey_every=rekey_every)
+    link = await dial(
+        identity,
+        secret,
+        address,
+        previous_secret=previous_secret,
+        rekey_every=rekey_every,
+        shapes=_always(shape),
+    )
     connect_s = time.perf_counter() - began
     control = ControlLink(link, on_frame=_drop, on_state=_drop)
     filler = secrets.token_bytes(size)
@@ -249,6 +271,7 @@ async def ping(
         cipher=link.suite_name,
         size=size,
         connect_s=connect_s,
+        shape=shape.words if shape else "",
         round_trips_s=tuple(round_trips),
     )
     if echo is not None:
@@ -263,6 +286,10 @@ def _identity(cluster: str, node_id: str, role: str, suite: str) -> Identity:
     return Identity(
         cluster=cluster, node_id=node_id, role=role, incarnation=new_incarnation(), suite=suite_number(suite)
     )
+
+
+def _always(shape: LinkShape | None) -> Shapes | None:
+    return None if shape is None else lambda _: shape
 
 
 def _check_rekey(rekey_every: int | None) -> None:

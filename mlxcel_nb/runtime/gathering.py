@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mlxcel_nb.cluster.address import parse_address
 from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.net.dial import dial
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.runtime.protocol import LoadOrder
@@ -34,9 +35,17 @@ class Pair:
 
 
 async def gather_links(
-    order: LoadOrder, me: int, identity: Identity, secret: Secret, rendezvous: Rendezvous
+    order: LoadOrder,
+    me: int,
+    identity: Identity,
+    secret: Secret,
+    rendezvous: Rendezvous,
+    shapes: Shapes | None = None,
 ) -> dict[int, Pair]:
     """The pairs that member `me` of `order` needs, by member index.
+
+    Args:
+        shapes: how what is sent to a member is shaped, on the links that this side dials.
 
     Raises:
         MlxcelError: the first link that could not be had.
@@ -48,7 +57,7 @@ async def gather_links(
         if me < other:
             hello = {"link": kind, "instance": order.instance}
             address = parse_address(peer.address)
-            link = await dial(identity, secret, address, expect_node_id=peer.node_id, hello=hello)
+            link = await dial(identity, secret, address, expect_node_id=peer.node_id, hello=hello, shapes=shapes)
         else:
             link = await rendezvous.wait((order.instance, peer.node_id, kind), LINKS_S)
         opened.append(link)

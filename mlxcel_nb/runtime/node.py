@@ -14,13 +14,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.errors import ClusterError, MlxcelError, WireError
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.link import Link
@@ -28,7 +29,8 @@ from mlxcel_nb.net.listener import Listener
 from mlxcel_nb.runtime import status
 from mlxcel_nb.runtime.gathering import gather_links
 from mlxcel_nb.runtime.holding import Holding
-from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, failed_end, field
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, failed_end
+from mlxcel_nb.runtime.protocol import field as field_of
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.runtime.requests import Requests
 from mlxcel_nb.runtime.worker import Outbox, Stop, Worker
@@ -49,6 +51,7 @@ class NodeConfig:
         orphan_guard: end the process when no router has been connected for `times.ORPHAN_S`.
         threads: cores for MLX on this node.
         blas: what `load_fast_blas` reported, for status.
+        links: what its links are made to be like.
     """
 
     cluster: str
@@ -60,6 +63,7 @@ class NodeConfig:
     orphan_guard: bool = True
     threads: int = 1
     blas: str = ""
+    links: LinkPlan = field(default_factory=LinkPlan)
 
 
 class Node:
@@ -69,6 +73,7 @@ class Node:
         self.config = config
         self._secret = secret
         self._incarnation = new_incarnation()
+        self._shapes = config.links.seen_from(config.node_id)
         self._io = LoopThread(f"node-io-{config.node_id}")
         self._worker = Worker(
             config.node_id,
@@ -87,7 +92,9 @@ class Node:
             config.node_id,
             self._worker,
             soon=self._io.soon,
-            gather=lambda order, me: gather_links(order, me, self._identity(), self._secret, self._rendezvous),
+            gather=lambda order, me: gather_links(
+                order, me, self._identity(), self._secret, self._rendezvous, self._shapes
+            ),
             drive=lambda link: self._control(link, measure=True),
         )
         self._listener: Listener | None = None
@@ -107,7 +114,7 @@ class Node:
 
     async def _start(self) -> Address:
         config = self.config
-        self._listener = Listener(self._identity(), [self._secret], on_link=self._on_link)
+        self._listener = Listener(self._identity(), [self._secret], on_link=self._on_link, shapes=self._shapes)
         address = await self._listener.start(config.bind, config.port, config.port_range)
         if config.orphan_guard:
             self._guarding = asyncio.get_running_loop().create_task(self._guard())
@@ -235,11 +242,11 @@ class Node:
             self._holding.load(LoadOrder.from_dict(message), router)
         elif kind == "unload":
             stop = functools.partial(self._requests.cancel_all, "the model is being unloaded")
-            self._holding.unload(router, field(message, "id", str), str(message.get("instance", "")), stop)
+            self._holding.unload(router, field_of(message, "id", str), str(message.get("instance", "")), stop)
         elif kind == "generate":
             self._generate(router, GenerateOrder.from_dict(message))
         elif kind == "cancel":
-            self._requests.cancel(field(message, "id", str), router)
+            self._requests.cancel(field_of(message, "id", str), router)
         else:
             return False
         return True
@@ -248,12 +255,12 @@ class Node:
         """What members may say, each on the link that was made for it."""
         kind = message.get("type")
         if kind == "status":
-            link.send({"type": "reply", "id": field(message, "id", str), "status": self.status()})
+            link.send({"type": "reply", "id": field_of(message, "id", str), "status": self.status()})
         elif kind == "abort" and self._holding.is_leader(link):
-            error = errors.from_dict(field(message, "error", dict))
-            self._worker.abort(field(message, "epoch", int), errors.PeerAborted(error.cause, node=error.node))
+            error = errors.from_dict(field_of(message, "error", dict))
+            self._worker.abort(field_of(message, "epoch", int), errors.PeerAborted(error.cause, node=error.node))
         elif kind == "failed" and self._holding.is_member(link):
-            self._worker.abort(field(message, "epoch", int), errors.from_dict(field(message, "error", dict)))
+            self._worker.abort(field_of(message, "epoch", int), errors.from_dict(field_of(message, "error", dict)))
         else:
             raise WireError(f"{link.peer.node_id} ({link.peer.role}) may not send {kind!r} here")
 

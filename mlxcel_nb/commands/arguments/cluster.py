@@ -13,6 +13,7 @@ def add(tree: Tree) -> None:
     start.add("--name", metavar="NAME", help="name of the cluster; a second one needs it")
     start.add("--threads", type=shared.count, metavar="N", help="CPU threads an engine (default: cores / engines)")
     start.add("--deadline", type=shared.seconds, default=60.0, metavar="S", help="seconds to be ready in (default 60)")
+    shared.link(start, "what links are like: 5ms,1Gbit for all, 0-3:40ms for that of two engines; repeatable")
     shared.secret_file(start, "use this cluster secret instead of a random one")
     _status(group)
     stop = group.leaf("stop", "stop the cluster and its engines", "cluster:stop", where=Where.MAGIC)

@@ -33,4 +33,6 @@ def _peer(leaf: Tree) -> None:
     leaf.add("--cluster", metavar="NAME", default="mlxcel", help="name of the cluster (default mlxcel)")
     leaf.add("--node-id", metavar="ID", help="what this side calls itself (default: made up)")
     leaf.add("--suite", choices=SUITES, default=SUITES[0], help="cipher suite (default aes-256-gcm)")
+    slower = "send as over a link like this one, as in 5ms,1Gbit: one-way latency, rate, loss"
+    leaf.add("--link", type=shared.shape, metavar="SHAPE", help=slower)
     leaf.add("--rekey-every", type=shared.count, metavar="N", help="change keys after N frames")

@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from mlxcel_nb.cluster.shape import LinkShape, parse_link
 from mlxcel_nb.commands.parser import Kind, Tree
+from mlxcel_nb.errors import ConfigError
 
 ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\"}
 
@@ -38,6 +40,13 @@ def real(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
 
 
+def shape(text: str) -> LinkShape:
+    try:
+        return parse_link(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 count = _number(int, 1, 2**31 - 1, "a whole number from 1")
 seconds = _number(float, 0.001, 86400, "a time in seconds")
 size = _number(int, 0, 2**20, "a size from 0 to 1048576 bytes")
@@ -55,6 +64,10 @@ def unescape(text: str) -> str:
 def secret_file(leaf: Tree, about: str) -> None:
     names = ("--secret-file", "--cluster-secret-file")
     leaf.add(*names, dest="secret_file", metavar="FILE", completes=Kind.PATH, help=about)
+
+
+def link(leaf: Tree, about: str) -> None:
+    leaf.add("--link", action="append", default=[], metavar="SHAPE", help=about)
 
 
 def on(leaf: Tree) -> None:
