@@ -29,6 +29,9 @@ WINDOW_MS = 30_000
 REPORT_EVERY_MS = 60_000
 MAX_NONCES = 65_536
 """Fresh beacons that are remembered; at one every 2 s that is thousands of nodes."""
+MAX_CLOCKS = 256
+"""Nodes whose clocks are noted as too far off."""
+FORGET_EVERY_MS = 1_000
 
 _HEAD = struct.Struct(f"!4sHBBQ{NONCE_BYTES}s{INCARNATION_BYTES}s")
 
@@ -120,13 +123,18 @@ class BeaconFilter:
         self._cluster = cluster
         self._keys = tuple(keys)
         self._seen: dict[bytes, int] = {}
-        self._reported_ms: int | None = None
+        self._forgotten_ms: int | None = None
+        self._reported: dict[str, int] = {}
         self.foreign = 0
         """Datagrams without a good tag: counted, not logged."""
         self.replayed = 0
         self.malformed = 0
+        self.elsewhere = 0
+        """Beacons of another cluster under the same secret."""
+        self.clocks: dict[str, float] = {}
+        """By node, how many seconds its last beacon was ahead of this side's clock, where that was too much."""
         self.report: str | None = None
-        """A sentence about the last good tag with a bad time, once a minute; the caller shows and clears it."""
+        """A sentence about a good tag with a bad time, once a minute for a node; the caller shows and clears it."""
 
     def accept(self, datagram: bytes, now_ms: int) -> Beacon | None:
         """The beacon, when it is a fresh one of our cluster."""
@@ -140,31 +148,46 @@ class BeaconFilter:
             self.malformed += 1
             return None
         if beacon.cluster != self._cluster:
+            self.elsewhere += 1
             return None
         if abs(beacon.time_ms - now_ms) > WINDOW_MS:
-            self._report_time(beacon, now_ms)
+            self._note_time(beacon, now_ms)
             return None
         self._forget(now_ms)
         if beacon.nonce in self._seen or len(self._seen) >= MAX_NONCES:
             self.replayed += 1
             return None
         self._seen[beacon.nonce] = beacon.time_ms
+        self.clocks.pop(beacon.node_id, None)
         return beacon
 
     def _forget(self, now_ms: int) -> None:
-        """Drop nonces whose beacons would be refused for their time anyway."""
-        for nonce in [nonce for nonce, time_ms in self._seen.items() if now_ms - time_ms > WINDOW_MS]:
-            del self._seen[nonce]
-
-    def _report_time(self, beacon: Beacon, now_ms: int) -> None:
-        if self._reported_ms is not None and 0 <= now_ms - self._reported_ms < REPORT_EVERY_MS:
+        """Drop nonces whose beacons would be refused for their time anyway; once a second, for there may be many."""
+        if self._forgotten_ms is not None and 0 <= now_ms - self._forgotten_ms < FORGET_EVERY_MS:
             return
-        self._reported_ms = now_ms
-        seconds = round(abs(beacon.time_ms - now_ms) / 1000)
-        self.report = (
-            f"a beacon of {beacon.node_id} is {seconds} s off: "
-            "the clocks differ by that much, or somebody replays an old recording"
-        )
+        self._forgotten_ms = now_ms
+        self._seen = {nonce: time_ms for nonce, time_ms in self._seen.items() if now_ms - time_ms <= WINDOW_MS}
+
+    def _note_time(self, beacon: Beacon, now_ms: int) -> None:
+        node, seconds = beacon.node_id, (beacon.time_ms - now_ms) / 1000
+        if node in self.clocks or len(self.clocks) < MAX_CLOCKS:
+            self.clocks[node] = seconds
+        last = self._reported.get(node)
+        if last is not None and 0 <= now_ms - last < REPORT_EVERY_MS:
+            return
+        if last is None and len(self._reported) >= MAX_CLOCKS:
+            self._reported = {n: ms for n, ms in self._reported.items() if 0 <= now_ms - ms < REPORT_EVERY_MS}
+            if len(self._reported) >= MAX_CLOCKS:
+                return
+        self._reported[node] = now_ms
+        self.report = f"{node}: {clock_text(seconds)}"
+
+
+def clock_text(seconds: float) -> str:
+    """What a beacon from `seconds` ahead of this side's clock (behind it, if negative) means."""
+    if seconds > 0:
+        return f"its clock is {round(seconds)} seconds ahead of this one"
+    return f"its clock is {round(-seconds)} seconds behind this one, or somebody replays an old recording"
 
 
 def _tag(key: bytes, body: bytes) -> bytes:

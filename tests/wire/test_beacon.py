@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_nb.errors import WireError
-from mlxcel_nb.wire.beacon import MAX_BYTES, Beacon, BeaconFilter, decode, encode
+from mlxcel_nb.wire.beacon import MAX_BYTES, MAX_CLOCKS, Beacon, BeaconFilter, decode, encode
 from mlxcel_nb.wire.keys import beacon_key
 from tests.wire.ends import SECRET
 
@@ -46,7 +46,9 @@ def test_an_old_secret_s_beacons_are_heard_during_a_rotation() -> None:
 
 
 def test_another_cluster_under_the_same_secret_is_ignored() -> None:
-    assert BeaconFilter("other", [KEY]).accept(encode(ONE, KEY), NOW) is None
+    heard = BeaconFilter("other", [KEY])
+    assert heard.accept(encode(ONE, KEY), NOW) is None
+    assert (heard.elsewhere, heard.foreign) == (1, 0)
 
 
 @pytest.mark.parametrize("off", [-30_000, 0, 30_000])
@@ -54,17 +56,38 @@ def test_clocks_may_differ_by_thirty_seconds(off: int) -> None:
     assert listener().accept(encode(ONE, KEY), NOW + off) == ONE
 
 
-@pytest.mark.parametrize("off", [-45_000, 45_000])
-def test_a_clock_difference_is_reported_at_most_once_a_minute(off: int) -> None:
+@pytest.mark.parametrize(
+    ("off", "words"), [(-45_000, "45 seconds ahead"), (45_000, "45 seconds behind this one, or somebody replays")]
+)
+def test_a_clock_difference_is_reported_at_most_once_a_minute(off: int, words: str) -> None:
     heard = listener()
     assert heard.accept(encode(ONE, KEY), NOW + off) is None
-    assert heard.report is not None and "node-a is 45 s off" in heard.report and "recording" in heard.report
+    assert heard.report is not None and heard.report.startswith("node-a: ") and words in heard.report
+    assert heard.clocks == {"node-a": -off / 1000}
     heard.report = None
     for later in (1_000, 59_000):
         heard.accept(encode(replace(ONE, time_ms=NOW + later), KEY), NOW + later + off)
         assert heard.report is None
     heard.accept(encode(replace(ONE, time_ms=NOW + 61_000), KEY), NOW + 61_000 + off)
     assert heard.report is not None
+
+
+def test_each_node_with_a_wrong_clock_is_reported_and_forgotten_when_it_is_right_again() -> None:
+    heard = listener()
+    for node in ("node-a", "node-b"):
+        heard.accept(encode(replace(ONE, node_id=node), KEY), NOW + 40_000)
+        assert heard.report is not None and heard.report.startswith(node)
+        heard.report = None
+    assert set(heard.clocks) == {"node-a", "node-b"}
+    assert heard.accept(encode(replace(ONE, time_ms=NOW + 40_000), KEY), NOW + 40_000) is not None
+    assert set(heard.clocks) == {"node-b"}
+
+
+def test_a_member_with_many_names_costs_a_bounded_number_of_clocks() -> None:
+    heard = listener()
+    for number in range(MAX_CLOCKS + 50):
+        heard.accept(encode(replace(ONE, node_id=f"n{number}"), KEY), NOW + 40_000)
+    assert len(heard.clocks) == MAX_CLOCKS
 
 
 def test_a_replay_is_refused_for_as_long_as_its_time_would_be_accepted() -> None:

@@ -1,0 +1,69 @@
+"""`discover`: who announces itself on this network."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import time
+
+from mlxcel_nb.cluster.names import new_incarnation, visitor_id
+from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
+from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.commands.session import Session
+from mlxcel_nb.display.network import discovered_view
+from mlxcel_nb.display.view import View, note
+from mlxcel_nb.errors import ClusterError, SecretError, StepTimeout
+from mlxcel_nb.net import discovery
+from mlxcel_nb.net.ping import CLUSTER, VISITOR_ROLE
+from mlxcel_nb.util.loop import LoopThread
+
+SLACK_S = 10.0
+"""For opening and closing the sockets of a busy host."""
+LOOK_S = 0.2
+"""Between two looks at the clock, for the bar."""
+
+
+def discover(args: argparse.Namespace, context: Context) -> int:
+    """Handler of `discover`; a notebook runs a loop already, so it gets one of its own."""
+    cluster, secrets = _whose(args, context.session)
+    announce = None
+    if args.announce:
+        announce = discovery.Announcement(node_id=visitor_id(), role=VISITOR_ROLE, incarnation=new_incarnation())
+    loop = LoopThread("mlxcel-discover")
+    try:
+        with context.console.progress(f"Listening for nodes of {cluster}") as progress:
+            listening = loop.spawn(discovery.discover(cluster, secrets, seconds=args.seconds, announce=announce))
+            began = time.monotonic()
+            while not listening.done():
+                elapsed = time.monotonic() - began
+                if elapsed > args.seconds + SLACK_S:
+                    raise StepTimeout(f"listening did not end within {elapsed:.0f} s")
+                progress.update(min(elapsed, args.seconds), args.seconds)
+                concurrent.futures.wait([listening], LOOK_S)
+            found = listening.result()
+            if getattr(args, "json", False):
+                line = json.dumps({"cluster": cluster, "seconds": args.seconds, **found.to_dict()})
+                progress.finish(View(line, note(line).html))
+            else:
+                progress.finish(discovered_view(found, cluster=cluster, seconds=args.seconds))
+    finally:
+        loop.close()
+    return 0 if found.nodes else 1
+
+
+def _whose(args: argparse.Namespace, session: Session) -> tuple[str, list[Secret]]:
+    """The cluster's name, and its secret: of this notebook's own cluster where none is given."""
+    secret = None if args.secret_file is None else read_secret_file(args.secret_file)
+    name = args.cluster
+    if secret is None:
+        try:
+            held = session.get(name).cluster
+        except ClusterError:
+            secret = resolve_secret()
+        else:
+            name, secret = held.name, held.secret
+    if secret is None:
+        raise SecretError("no cluster secret was given", advice="Use --secret-file, or MLXCEL_CLUSTER_SECRET_FILE.")
+    older = [read_secret_file(args.previous_secret_file)] if args.previous_secret_file else []
+    return name or CLUSTER, [secret, *older]
