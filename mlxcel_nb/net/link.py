@@ -22,6 +22,7 @@ from mlxcel_nb.net.addresses import normal_ip
 from mlxcel_nb.util.versions import local_versions
 from mlxcel_nb.wire.frames import FrameReader, Sealer
 from mlxcel_nb.wire.handshake import Hello
+from mlxcel_nb.wire.keys import DirectionKeys
 
 SCHEMA = 1
 """Schema of the control messages that this side speaks."""
@@ -119,7 +120,8 @@ class Link:
     """An established connection; `sock` is non-blocking, `reader` may hold bytes that came early.
 
     With a `shape`, `sock` is the near end of `net.shaping` and not the connection itself.
-    `driver` is set by a driver that can ping; hot links and links that still wait for one have none.
+    `driver` is set by a driver that can ping; hot links and links that still wait for one have none. `path_keys` gives
+    the keys, to send and to receive with, of a further path between the same two.
     """
 
     sock: socket.socket
@@ -128,6 +130,7 @@ class Link:
     sealer: Sealer
     reader: FrameReader
     dialled: bool
+    path_keys: Callable[[int], tuple[DirectionKeys, DirectionKeys]]
     transport: str = "tcp"
     shape: LinkShape | None = None
     since: float = field(default_factory=time.monotonic)

@@ -65,6 +65,7 @@ async def open_link(
         sealer=sealer,
         reader=reader,
         dialled=dialled,
+        path_keys=established.path_keys,
         shape=shape,
     )
 
