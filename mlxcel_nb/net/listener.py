@@ -85,7 +85,7 @@ class Listener:
     ) -> None:
         self._identity = identity
         self._on_mismatch = on_mismatch
-        self._secrets = [s if isinstance(s, Secret) else Secret(s) for s in secrets]
+        self.use(secrets)
         self._on_link = on_link
         self._hello = hello
         self._rekey_every = rekey_every
@@ -131,6 +131,10 @@ class Listener:
         for task in visits:
             task.cancel()
         await asyncio.gather(*visits, return_exceptions=True)
+
+    def use(self, secrets: Sequence[Secret | bytes]) -> None:
+        """Let in whoever knows one of these from now on; links that stand are not touched."""
+        self._secrets = [s if isinstance(s, Secret) else Secret(s) for s in secrets]
 
     @property
     def pending(self) -> int:

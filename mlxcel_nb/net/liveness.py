@@ -37,6 +37,11 @@ class Liveness:
         self._frame_since: float | None = None
         self.due = now + times.PING_S
 
+    @property
+    def heard_at(self) -> float:
+        """When the last sign of life came."""
+        return self._heard
+
     def heard(self, now: float, *, within_frame: bool, frames: bool) -> None:
         """Bytes came.
 

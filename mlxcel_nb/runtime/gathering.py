@@ -41,11 +41,14 @@ async def gather_links(
     secret: Secret,
     rendezvous: Rendezvous,
     shapes: Shapes | None = None,
+    *,
+    previous_secret: Secret | None = None,
 ) -> dict[int, Pair]:
     """The pairs that member `me` of `order` needs, by member index.
 
     Args:
         shapes: how what is sent to a member is shaped, on the links that this side dials.
+        previous_secret: as for `dial`.
 
     Raises:
         MlxcelError: the first link that could not be had.
@@ -57,7 +60,15 @@ async def gather_links(
         if me < other:
             hello = {"link": kind, "instance": order.instance}
             address = parse_address(peer.address)
-            link = await dial(identity, secret, address, expect_node_id=peer.node_id, hello=hello, shapes=shapes)
+            link = await dial(
+                identity,
+                secret,
+                address,
+                expect_node_id=peer.node_id,
+                hello=hello,
+                previous_secret=previous_secret,
+                shapes=shapes,
+            )
         else:
             link = await rendezvous.wait((order.instance, peer.node_id, kind), LINKS_S)
         opened.append(link)

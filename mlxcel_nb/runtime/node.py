@@ -13,21 +13,24 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.cluster.membership import Change
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.errors import ClusterError, MlxcelError, WireError
+from mlxcel_nb.net import pool
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.net.pool import Pool
 from mlxcel_nb.runtime import status
-from mlxcel_nb.runtime.gathering import gather_links
+from mlxcel_nb.runtime.gathering import Pair, gather_links
 from mlxcel_nb.runtime.holding import Holding
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, failed_end
 from mlxcel_nb.runtime.protocol import field as field_of
@@ -52,6 +55,8 @@ class NodeConfig:
         threads: cores for MLX on this node.
         blas: what `load_fast_blas` reported, for status.
         links: what its links are made to be like.
+        peers: other nodes and where they listen, the best address first; a connection to each is kept.
+        previous_secret: an older cluster secret that is still let in, and tried where the current one is refused.
     """
 
     cluster: str
@@ -64,14 +69,23 @@ class NodeConfig:
     threads: int = 1
     blas: str = ""
     links: LinkPlan = field(default_factory=LinkPlan)
+    peers: Mapping[str, Sequence[Address]] = field(default_factory=dict)
+    previous_secret: Secret | None = None
 
 
 class Node:
-    """The runtime of one node, from `start` to `stop`."""
+    """The runtime of one node, from `start` to `stop`.
 
-    def __init__(self, config: NodeConfig, secret: Secret) -> None:
+    Args:
+        on_change: told of each change in a peer's state, on the node's loop; it must not block.
+    """
+
+    def __init__(
+        self, config: NodeConfig, secret: Secret, *, on_change: Callable[[Change], None] | None = None
+    ) -> None:
         self.config = config
         self._secret = secret
+        self._on_change = on_change
         self._incarnation = new_incarnation()
         self._shapes = config.links.seen_from(config.node_id)
         self._io = LoopThread(f"node-io-{config.node_id}")
@@ -92,12 +106,11 @@ class Node:
             config.node_id,
             self._worker,
             soon=self._io.soon,
-            gather=lambda order, me: gather_links(
-                order, me, self._identity(), self._secret, self._rendezvous, self._shapes
-            ),
+            gather=self._gather,
             drive=lambda link: self._control(link, measure=True),
         )
         self._listener: Listener | None = None
+        self._pool: Pool | None = None
         self._address: Address | None = None
         self._routers: set[ControlLink] = set()
         self._router_seen = time.monotonic()
@@ -114,8 +127,11 @@ class Node:
 
     async def _start(self) -> Address:
         config = self.config
-        self._listener = Listener(self._identity(), [self._secret], on_link=self._on_link, shapes=self._shapes)
-        address = await self._listener.start(config.bind, config.port, config.port_range)
+        secrets = [each for each in (self._secret, config.previous_secret) if each is not None]
+        self._listener = Listener(self._identity(), secrets, on_link=self._on_link, shapes=self._shapes)
+        address = self._address = await self._listener.start(config.bind, config.port, config.port_range)
+        if config.peers:
+            self._pool = self._open_pool()
         if config.orphan_guard:
             self._guarding = asyncio.get_running_loop().create_task(self._guard())
         return address
@@ -137,6 +153,8 @@ class Node:
             self._guarding.cancel()
         self._holding.close()
         self._rendezvous.close()
+        if self._pool is not None:
+            await self._pool.close()
         for link in list(self._routers):
             link.close("node stops")
         if self._listener is not None:
@@ -159,6 +177,33 @@ class Node:
             role=config.role,
             data_addr=str(self._address) if self._address else "",
             incarnation=self._incarnation,
+        )
+
+    def _open_pool(self) -> Pool:
+        made = Pool(
+            self._identity,
+            self._secret,
+            previous_secret=self.config.previous_secret,
+            shapes=self._shapes,
+            on_message=self._on_message,
+            on_stream=self._on_stream,
+            on_change=self._on_change,
+            progress=lambda: (self._worker.progress, self._worker.activity != "idle"),
+        )
+        for node_id, addresses in self.config.peers.items():
+            made.add(node_id, addresses)
+        return made
+
+    def _gather(self, order: LoadOrder, me: int) -> Coroutine[Any, Any, dict[int, Pair]]:
+        """The links that member `me` of `order` needs."""
+        return gather_links(
+            order,
+            me,
+            self._identity(),
+            self._secret,
+            self._rendezvous,
+            self._shapes,
+            previous_secret=self.config.previous_secret,
         )
 
     def _hop(self, function: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
@@ -194,6 +239,8 @@ class Node:
         kind, instance = hello.get("link", "control"), hello.get("instance", "")
         if kind in ("hot", "witness"):
             self._rendezvous.arrived((str(instance), link.peer.node_id, str(kind)), link)
+            return
+        if kind == pool.LINK and self._pool is not None and self._pool.take(link):
             return
         control = self._control(link)
         if link.peer.role == "router":
@@ -256,6 +303,8 @@ class Node:
         kind = message.get("type")
         if kind == "status":
             link.send({"type": "reply", "id": field_of(message, "id", str), "status": self.status()})
+        elif kind == "heartbeat":
+            pass  # of one that has this node among its peers, without being one of its own
         elif kind == "abort" and self._holding.is_leader(link):
             error = errors.from_dict(field_of(message, "error", dict))
             self._worker.abort(field_of(message, "epoch", int), errors.PeerAborted(error.cause, node=error.node))
@@ -287,5 +336,6 @@ class Node:
             **status.worker_facts(worker),
             "requests": len(self._requests),
             "links": {node: link.info() for node, link in self._holding.witnesses.items()},
+            "peers": self._pool.info() if self._pool else {},
             "model": status.model_facts(worker, self._holding.order),
         }
