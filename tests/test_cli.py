@@ -191,10 +191,12 @@ def test_ping_prints_figures_or_one_object(listener: Listening) -> None:
     assert "aes-256-gcm" in ran.stdout and "3 pings of 64 bytes" in ran.stdout
     ran = run(
         *("net", "ping", listener.address, "--secret-file", str(listener.secret)),
-        *("--size", "1048576", "--count", "2", "--json"),
+        *("--size", "1048576", "--count", "2", "--json", "--link", "5ms,1Gbit"),
     )
     done = json.loads(ran.stdout)
     assert (done["size"], done["count"], len(done["round_trips_s"])) == (1048576, 2, 2) and done["bytes_per_s"] > 0
+    assert done["shape"] == "5 ms, 1 Gbit/s"
+    assert done["rtt_min_s"] > 0.005 + 1048576 / 125e6  # what this side sends is shaped, what it gets is not
     assert listener.end() == (0, ["stopped"])
 
 

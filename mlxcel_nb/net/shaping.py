@@ -182,9 +182,13 @@ class _Relayed:
                 self._blocked = True
             except OSError:
                 # The peer takes no more; what it said last may still be read, and the end will be read behind it.
-                self._end_out()
-                with contextlib.suppress(OSError):
-                    self.inner.shutdown(socket.SHUT_RD)
+                self._refuse()
+
+    def _refuse(self) -> None:
+        """The connection takes nothing more: neither does the owner's socket."""
+        self._end_out()
+        with contextlib.suppress(OSError):
+            self.inner.shutdown(socket.SHUT_RD)
 
     def _end_out(self) -> None:
         self.pipe.clear()
@@ -200,8 +204,9 @@ class _Relayed:
             data = self.connection.recv(self.pipe.piece_bytes)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError:  # a reset: what is on its way is lost with the connection
             data = b""
+            self._refuse()
         if data:
             self._pending = memoryview(data)
         else:

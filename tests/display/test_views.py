@@ -127,6 +127,13 @@ def test_a_status_says_who_holds_what_by_which_link_and_how_fast() -> None:
         assert word in text
 
 
+def test_a_shaped_link_is_not_taken_for_the_wire() -> None:
+    made = dataclasses.replace(status().links[0], shape="5 ms, 1 Gbit/s")
+    view = status_view(dataclasses.replace(status(), links=(made,)))
+    assert "tcp, shaped 5 ms, 1 Gbit/s" in view.text and "tcp, shaped 5 ms, 1 Gbit/s" in view.html
+    assert "shaped" not in status_view(status()).text
+
+
 def test_one_node_is_told_in_full_with_its_links_alone() -> None:
     text = node_view(status(), "engine-0").text
     for word in ("● alive", "0-14", "openblas", "AES-256-GCM", "269 MB"):

@@ -186,12 +186,13 @@ def test_an_engine_that_is_killed_is_named_in_the_cell_in_two_lines_at_most(nb: 
 
 
 def test_a_second_cluster_with_a_name_is_the_one_that_is_meant_until_it_stops(nb: Notebook, tiny: Path) -> None:
-    nb.ok("%mlxcel cluster start -n 1 --name second")
+    nb.ok("%mlxcel cluster start -n 1 --name second --link 2ms,1Gbit")
     refused = nb.run(f"%mlxcel load {tiny.with_name('own')}")
     assert "own Python code (own.py)" in refused.error and "--allow-code" in refused.error  # case 65
     assert len(refused.error.strip().splitlines()) == 1
     assert "Python code of its own" in nb.ok(f"%mlxcel load {tiny.with_name('own')} --allow-code").plain
-    assert "Cluster second" in nb.ok("%mlxcel status").plain
+    shown = nb.ok("%mlxcel status").plain
+    assert "Cluster second" in shown and "tcp, shaped 2 ms, 1 Gbit/s" in shown
     assert nb.value("cluster.name") in nb.ok("%mlxcel status --cluster {}".format(nb.value("cluster.name"))).plain
     assert nb.complete("%mlxcel status --cluster s") == ["second"]
     assert "Stopped second" in nb.ok("%mlxcel cluster stop").plain
