@@ -1,7 +1,7 @@
 """TCP sockets as every connection of ours wants them: made, tuned, and raced to a name's addresses.
 
-Used from the asyncio loop of a node. Names are looked up on threads, never on the loop, both families at once, so a
-slow or broken answer for one family does not hold up the other.
+Used from the asyncio loop of a node. Names are looked up off the loop (`resolver`), both families at once, so a slow
+or broken answer for one family does not hold up the other.
 """
 
 from __future__ import annotations
@@ -9,18 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
-import ipaddress
 import os
 import socket
 import sys
-import threading
-from collections.abc import Callable
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.errors import ConfigError, PeerLost
-from mlxcel_nb.net.addresses import is_numeric
+from mlxcel_nb.net.resolver import Candidate, Lookups, SockAddr
 from mlxcel_nb.util import times
 
 USER_TIMEOUT_S = times.STEP_S + 10.0
@@ -29,9 +25,6 @@ comes first and names the node."""
 
 STAGGER_S = 0.25
 """Head start of one address over the next when a name has several (RFC 8305)."""
-
-LOOKUP_RETRY_S = 0.1
-"""A look-up that failed is asked once more after this: resolvers lose datagrams."""
 
 BACKLOG = 256
 
@@ -45,9 +38,6 @@ _OFFLINE = {
     errno.ENETUNREACH: "network unreachable",
     errno.ETIMEDOUT: "no answer",
 }
-
-SockAddr = tuple[Any, ...]
-Candidate = tuple[socket.AddressFamily, SockAddr]
 
 
 def tune(sock: socket.socket) -> None:
@@ -145,26 +135,29 @@ async def connect(address: Address, *, node: str | None = None) -> socket.socket
         PeerLost: nobody there; the message says "offline", as distinct from a failed authentication.
     """
     attempts: set[asyncio.Task[socket.socket]] = set()
-    failures: list[str] = []
-    lookups = _Lookups(address)
+    failures: list[BaseException | None] = []
     try:
-        while lookups.running or lookups.found or attempts:
-            if lookups.found:
-                attempts.add(asyncio.ensure_future(_attempt(*lookups.found.pop(0))))
+        lookups = Lookups(address.host, address.port)
+    except OSError as error:
+        raise offline(address, _why(error, address), node=node) from None
+    try:
+        while lookups.running or lookups or attempts:
+            if lookups:
+                attempts.add(asyncio.ensure_future(_attempt(*lookups.take())))
             waiting: set[asyncio.Future[Any]] = {*attempts, *lookups.running}
-            pause = STAGGER_S if lookups.found else None
+            pause = STAGGER_S if lookups else None
             done, _ = await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
             for task in [t for t in attempts if t in done]:
                 attempts.discard(task)
                 if task.exception() is None:
                     return task.result()
-                failures.append(_why(task.exception()))
+                failures.append(task.exception())
             failures += lookups.collect()
     finally:
         lookups.cancel()
         await _discard(attempts)
-    why = failures[-1] if failures else "the name has no address"
-    raise offline(address, why, node=node)
+    tried = [error for error in failures if not isinstance(error, socket.gaierror)] or failures
+    raise offline(address, _why(tried[-1], address) if tried else "the name has no address", node=node)
 
 
 def offline(address: Address, why: str, *, node: str | None = None) -> PeerLost:
@@ -172,79 +165,6 @@ def offline(address: Address, why: str, *, node: str | None = None) -> PeerLost:
     return PeerLost(
         f"host {address} is offline: {why}", node=node, advice="Check that the node runs and that the port is right."
     )
-
-
-class _Lookups:
-    """Both families of a name, looked up at once on threads; numeric hosts are found at once."""
-
-    def __init__(self, address: Address) -> None:
-        self.found: list[Candidate] = []
-        self.running: set[asyncio.Future[list[Candidate]]] = set()
-        if is_numeric(address.host):
-            version = ipaddress.ip_address(address.host).version
-            family = socket.AF_INET if version == 4 else socket.AF_INET6
-            self.found = resolve(address.host, address.port, family)
-            return
-        for family in (socket.AF_INET6, socket.AF_INET):
-            self.running.add(_on_thread(functools.partial(_resolve_twice, address.host, address.port, family)))
-
-    def collect(self) -> list[str]:
-        """Move finished look-ups into `found`; returns why the others failed."""
-        failed = []
-        for future in [f for f in self.running if f.done()]:
-            self.running.discard(future)
-            error = future.exception()
-            if error is None:
-                self.found += future.result()
-            else:
-                failed.append(_why(error))
-        return failed
-
-    def cancel(self) -> None:
-        for future in self.running:
-            future.cancel()
-
-
-def resolve(host: str, port: int, family: socket.AddressFamily) -> list[Candidate]:
-    """Addresses of one family behind a name; blocks, so it runs on a thread unless `host` is numeric."""
-    found = socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
-    return [(socket.AddressFamily(f), sockaddr) for f, _, _, _, sockaddr in found]
-
-
-def _resolve_twice(host: str, port: int, family: socket.AddressFamily) -> list[Candidate]:
-    try:
-        return resolve(host, port, family)
-    except socket.gaierror as error:
-        if error.errno not in {socket.EAI_AGAIN, socket.EAI_FAIL}:
-            raise
-        threading.Event().wait(LOOKUP_RETRY_S)
-        return resolve(host, port, family)
-
-
-def _on_thread(work: Callable[[], list[Candidate]]) -> asyncio.Future[list[Candidate]]:
-    """Run `work` on a daemon thread of its own: a resolver that hangs holds up neither a pool nor the exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[list[Candidate]] = loop.create_future()
-
-    def settle(result: list[Candidate] | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result or [])
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except OSError as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="lookup", daemon=True).start()
-    return future
 
 
 async def _attempt(family: socket.AddressFamily, sockaddr: SockAddr) -> socket.socket:
@@ -270,9 +190,16 @@ async def _discard(attempts: set[asyncio.Task[socket.socket]]) -> None:
             result.close()
 
 
-def _why(error: BaseException | None) -> str:
+def _why(error: BaseException | None, address: Address) -> str:
+    if "%" in address.host and isinstance(error, OSError) and error.errno != errno.ECONNREFUSED:
+        zone = address.host.partition("%")[2]
+        if zone not in {name for _, name in socket.if_nameindex()} and not zone.isdigit():
+            return f"this host has no interface {zone}"
+    if address.host.lower().startswith("fe80:") and "%" not in address.host:
+        return "a link-local address needs the interface, as in fe80::1%eth0"
     if isinstance(error, socket.gaierror):
-        return f"the name is not known ({error.strerror})"
+        asked = error.errno in {socket.EAI_AGAIN, socket.EAI_FAIL}
+        return f"the name {'cannot be looked up' if asked else 'is not known'} ({error.strerror})"
     if isinstance(error, OSError):
         return _OFFLINE.get(error.errno or 0, error.strerror or str(error))
     return str(error)

@@ -13,7 +13,7 @@ from mlxcel_nb.errors import (
     ConfigError,
     PeerLost,
 )
-from mlxcel_nb.net import sockets
+from mlxcel_nb.net import resolver
 from mlxcel_nb.net.dial import dial
 from tests.net.helpers import (
     SECRET,
@@ -56,7 +56,7 @@ def test_a_look_up_that_fails_once_is_asked_again(monkeypatch):
 
     async def case():
         async with listening() as (_, address, _links):
-            real, failed = sockets.resolve, set()
+            real, failed = resolver.resolve, set()
 
             def flaky(host, port, family):
                 if family not in failed:
@@ -64,7 +64,7 @@ def test_a_look_up_that_fails_once_is_asked_again(monkeypatch):
                     raise socket.gaierror(socket.EAI_AGAIN, "try again")
                 return real("127.0.0.1", port, family)
 
-            monkeypatch.setattr(sockets, "resolve", flaky)
+            monkeypatch.setattr(resolver, "resolve", flaky)
             (await dial(identity("client"), SECRET, Address("somewhere.test", address.port))).close()
 
     run(case())
@@ -75,7 +75,7 @@ def test_a_family_that_answers_late_holds_nobody_up(monkeypatch):
 
     async def case():
         async with listening() as (_, address, _links):
-            real, slow = sockets.resolve, asyncio.Event()
+            real, slow = resolver.resolve, asyncio.Event()
             loop = asyncio.get_running_loop()
 
             def half(host, port, family):
@@ -83,7 +83,7 @@ def test_a_family_that_answers_late_holds_nobody_up(monkeypatch):
                     asyncio.run_coroutine_threadsafe(slow.wait(), loop).result()
                 return real("127.0.0.1", port, socket.AF_INET)
 
-            monkeypatch.setattr(sockets, "resolve", half)
+            monkeypatch.setattr(resolver, "resolve", half)
             began = loop.time()
             (await dial(identity("client"), SECRET, Address("somewhere.test", address.port))).close()
             assert loop.time() - began < 2.0
@@ -105,7 +105,7 @@ def test_the_second_address_of_a_name_is_tried_when_the_first_refuses(monkeypatc
                     raise socket.gaierror(socket.EAI_NONAME, "no such name")
                 return [(family, ("127.0.0.1", dead)), (family, ("127.0.0.1", port))]
 
-            monkeypatch.setattr(sockets, "resolve", two)
+            monkeypatch.setattr(resolver, "resolve", two)
             (await dial(identity("client"), SECRET, Address("somewhere.test", address.port))).close()
 
     run(case())
@@ -115,7 +115,7 @@ def test_an_unknown_name_is_offline_with_the_reason(monkeypatch):
     def unknown(host, port, family):
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
-    monkeypatch.setattr(sockets, "resolve", unknown)
+    monkeypatch.setattr(resolver, "resolve", unknown)
     with pytest.raises(PeerLost, match="not known"):
         run(dial(identity("client"), SECRET, Address("nowhere.test", 9000)))
 
