@@ -110,6 +110,11 @@ def read_all(sock: socket.socket) -> bytes:
     return b"".join(iter(lambda: sock.recv(1 << 16), b""))
 
 
+def send_all(sock: socket.socket, data: bytes) -> None:
+    sock.sendall(data)
+    sock.shutdown(socket.SHUT_WR)
+
+
 # -- time ---------------------------------------------------------------------------------------------
 
 
@@ -128,9 +133,12 @@ def test_a_round_trip_takes_twice_the_latency_on_a_control_link() -> None:
 
 def test_a_round_trip_takes_twice_the_latency_on_a_hot_link() -> None:
     with shaped_hot("20ms") as (here, there):
-        echo = threading.Thread(
-            target=lambda: [there.send_control(there.recv_control()) for _ in range(5)], daemon=True
-        )
+
+        def answer() -> None:
+            for _ in range(5):
+                there.send_control(there.recv_control())
+
+        echo = threading.Thread(target=answer, daemon=True)
         echo.start()
         trips = []
         for number in range(5):
@@ -174,12 +182,8 @@ def test_both_directions_have_the_whole_rate() -> None:
     ends[1].settimeout(10)
     data = bytes(2_000_000)
 
-    def send(end: socket.socket) -> None:
-        end.sendall(data)
-        end.shutdown(socket.SHUT_WR)
-
     began = time.monotonic()
-    senders = [threading.Thread(target=send, args=(end,), daemon=True) for end in ends]
+    senders = [threading.Thread(target=send_all, args=(end, data), daemon=True) for end in ends]
     for sender in senders:
         sender.start()
     got = [threading.Thread(target=lambda end=end: sizes.append(len(read_all(end)))) for end in ends]
@@ -199,7 +203,7 @@ def test_losses_delay_and_lose_nothing() -> None:
     near, far = pair("1ms,400Mbit,1%")
     data = random.Random(2).randbytes(3_000_000)
     digest = hashlib.sha256()
-    sender = threading.Thread(target=lambda: (near.sendall(data), near.shutdown(socket.SHUT_WR)), daemon=True)
+    sender = threading.Thread(target=send_all, args=(near, data), daemon=True)
     sender.start()
     for piece in iter(lambda: far.recv(1 << 16), b""):
         digest.update(piece)
