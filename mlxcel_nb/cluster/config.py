@@ -7,6 +7,7 @@ keys stand in `config_keys`, the rules in `config_checks` and `config_mesh`, all
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -25,6 +26,7 @@ __all__ = [
     "NodeEntry",
     "check_text",
     "load_config",
+    "mistakes_error",
     "parse_config",
     "parse_port_range",
     "read_text",
@@ -79,7 +81,7 @@ def parse_config(text: str, *, source: str | os.PathLike[str]) -> ClusterConfig:
     """
     config, mistakes = check_text(text, source=source)
     if config is None:
-        raise _error(os.fspath(source), mistakes)
+        raise mistakes_error(os.fspath(source), mistakes)
     return config
 
 
@@ -109,8 +111,8 @@ def _beside(folder: Path, name: str | None) -> str | None:
     return name if name is None or name.startswith("~") else str(folder / name)
 
 
-def _error(source: str, mistakes: list[Mistake]) -> ConfigError:
-    """One error for all of them. A single mistake is the error itself."""
+def mistakes_error(source: str, mistakes: Sequence[Mistake]) -> ConfigError:
+    """One error for all mistakes of `source`. A single one is the error itself."""
     if len(mistakes) == 1:
         only = mistakes[0]
         place = f" line {only.line}" if only.line else ""

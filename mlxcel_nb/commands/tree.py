@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxcel_nb.commands.arguments import cluster, config, discover, generation, model, net
+from mlxcel_nb.commands.arguments import cluster, config, discover, generation, model, net, node
 from mlxcel_nb.commands.parser import Kind, Parser, Tree, Where
 
 
@@ -23,6 +23,7 @@ def build(here: Where) -> Parser:
     generation.add_generation(tree, magic)
     model.add(tree)
     net.add(tree)
+    node.add(tree)
     discover.add(tree)
     secret = tree.group("secret", "cluster secrets")
     new = secret.leaf("new", "write a new random secret to a file", "secret:new", detail="Mode 0600; never overwrites.")

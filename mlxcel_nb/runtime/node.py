@@ -13,7 +13,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.errors import ClusterError, MlxcelError, WireError
 from mlxcel_nb.net import pool
 from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.introduction import introduced
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.listener import Listener
 from mlxcel_nb.net.pool import Pool
@@ -41,6 +42,7 @@ from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.util.loop import LoopThread
 from mlxcel_nb.wire.handshake import Identity
+from mlxcel_nb.wire.hello import SUITES, suite_number
 
 log = get_logger("runtime.node")
 
@@ -56,7 +58,10 @@ class NodeConfig:
         blas: what `load_fast_blas` reported, for status.
         links: what its links are made to be like.
         peers: other nodes and where they listen, the best address first; a connection to each is kept.
+        strangers: where further peers listen whose ids are not known; they are asked for them.
+        sources: addresses that a node of an id may come from, where they are configured.
         previous_secret: an older cluster secret that is still let in, and tried where the current one is refused.
+        suite: the cipher suite of all its links.
     """
 
     cluster: str
@@ -70,7 +75,10 @@ class NodeConfig:
     blas: str = ""
     links: LinkPlan = field(default_factory=LinkPlan)
     peers: Mapping[str, Sequence[Address]] = field(default_factory=dict)
+    strangers: Sequence[Address] = ()
+    sources: Mapping[str, Collection[str]] = field(default_factory=dict)
     previous_secret: Secret | None = None
+    suite: str = SUITES[1]
 
 
 class Node:
@@ -115,6 +123,7 @@ class Node:
         self._routers: set[ControlLink] = set()
         self._router_seen = time.monotonic()
         self._guarding: asyncio.Task[None] | None = None
+        self._introductions: list[asyncio.Task[None]] = []
         self.stopped = threading.Event()
 
     # -- life -------------------------------------------------------------------------------------
@@ -128,10 +137,14 @@ class Node:
     async def _start(self) -> Address:
         config = self.config
         secrets = [each for each in (self._secret, config.previous_secret) if each is not None]
-        self._listener = Listener(self._identity(), secrets, on_link=self._on_link, shapes=self._shapes)
+        self._listener = Listener(
+            self._identity(), secrets, on_link=self._on_link, configured=config.sources, shapes=self._shapes
+        )
         address = self._address = await self._listener.start(config.bind, config.port, config.port_range)
-        if config.peers:
-            self._pool = self._open_pool()
+        if config.peers or config.strangers:
+            made = self._pool = self._open_pool()
+            loop = asyncio.get_running_loop()
+            self._introductions = [loop.create_task(self._meet(made, each)) for each in config.strangers]
         if config.orphan_guard:
             self._guarding = asyncio.get_running_loop().create_task(self._guard())
         return address
@@ -153,6 +166,8 @@ class Node:
             self._guarding.cancel()
         self._holding.close()
         self._rendezvous.close()
+        for introduction in self._introductions:
+            introduction.cancel()
         if self._pool is not None:
             await self._pool.close()
         for link in list(self._routers):
@@ -177,7 +192,21 @@ class Node:
             role=config.role,
             data_addr=str(self._address) if self._address else "",
             incarnation=self._incarnation,
+            suite=suite_number(config.suite),
         )
+
+    async def _meet(self, made: Pool, address: Address) -> None:
+        """Learn who listens at `address`, and keep a connection to it."""
+        node_id = await introduced(
+            self._identity,
+            self._secret,
+            address,
+            previous_secret=self.config.previous_secret,
+            shapes=self._shapes,
+            own=self._address,
+        )
+        if node_id is not None:
+            made.add(node_id, [address])
 
     def _open_pool(self) -> Pool:
         made = Pool(

@@ -1,0 +1,166 @@
+"""A bare node: the runtime of an engine with no notebook above it, from `mlxcel-nb node` to a signal.
+
+Called on a process's main thread, once. Everything that can be wrong (names, addresses, secrets, a port) is found
+before anything listens, and said in one error; whatever had been started by then is stopped. Peers are trusted with
+what `runtime.node` trusts them with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.cluster.membership import Change
+from mlxcel_nb.cluster.roles import HYBRID
+from mlxcel_nb.cluster.secret import Secret, random_secret, read_secret_file, resolve_secret
+from mlxcel_nb.cluster.shape import LinkPlan
+from mlxcel_nb.errors import SecretError
+from mlxcel_nb.launch.bare_plan import NodePlan, Whereabouts, hosts, judge
+from mlxcel_nb.models.blas import load_fast_blas
+from mlxcel_nb.net.interfaces import own_addresses
+from mlxcel_nb.net.resolver import resolve
+
+LOOKUP_S = 10.0
+"""For all names of a plan, looked up at once: above what a resolver takes to give up on one silent server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secrets:
+    """What a node proves itself with, and an older secret that is still good."""
+
+    current: Secret
+    previous: Secret | None = None
+
+
+def secrets_of(plan: NodePlan, file: str | None, previous_file: str | None) -> Secrets:
+    """The secrets of a node. One that is alone gets a random one that nobody knows: no file or variable is read.
+
+    Args:
+        file, previous_file: from the command line; they come before what the plan names.
+
+    Raises:
+        SecretError: there is none, or it cannot be used.
+    """
+    if plan.alone:
+        return Secrets(current=random_secret())
+    secret = resolve_secret(file=file, toml_file=plan.secret_file)
+    if secret is None:
+        who = "a hybrid node with peers" if plan.role == HYBRID else f"a {plan.role} node"
+        advice = "Use --secret-file, MLXCEL_CLUSTER_SECRET_FILE, or secret_file in the cluster file."
+        raise SecretError(f"{who} needs the cluster secret, and none was given", node=plan.node_id, advice=advice)
+    older = previous_file or plan.previous_secret_file
+    return Secrets(current=secret, previous=read_secret_file(older) if older else None)
+
+
+def whereabouts(plan: NodePlan) -> Whereabouts:
+    """Where the names of `plan` lead on this host. Blocks for `LOOKUP_S` at most; signals are handled meanwhile.
+
+    Raises:
+        ConfigError: as `judge`.
+    """
+    return judge(plan, _look_up(hosts(plan)), own_addresses())
+
+
+def _look_up(names: set[str]) -> Mapping[str, list[str]]:
+    """The IP addresses of each name, none where nobody knows it; every name on a thread of its own."""
+    answers: queue.SimpleQueue[tuple[str, list[str]]] = queue.SimpleQueue()
+
+    def ask(name: str) -> None:
+        ips: list[str] = []
+        for family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError, UnicodeError):
+                ips += [str(sockaddr[0]) for _, sockaddr in resolve(name, 0, family)]
+        answers.put((name, list(dict.fromkeys(ips))))
+
+    for name in names:
+        threading.Thread(target=ask, args=(name,), name="lookup", daemon=True).start()
+    found: dict[str, list[str]] = {}
+    deadline = time.monotonic() + LOOKUP_S
+    while len(found) < len(names):
+        try:
+            name, ips = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        found[name] = ips
+    return {name: found.get(name, []) for name in names}
+
+
+def run(
+    plan: NodePlan,
+    secrets: Secrets,
+    places: Whereabouts,
+    *,
+    suite: str,
+    threads: int,
+    links: LinkPlan,
+    back_end: str | None,
+    listening: Callable[[Address, str], str],
+    changed: Callable[[Change], str | None],
+    say: Callable[[str], object],
+) -> None:
+    """Be the node until SIGINT or SIGTERM; on the main thread.
+
+    Args:
+        suite: cipher suite, as `wire.hello.SUITES` calls it.
+        threads: cores for MLX.
+        links: what links are made to be like.
+        back_end: why MLX cannot compute here; None where it can.
+        listening: the line for the address bound, and what multiplies matrices here.
+        changed: the line for a peer's change of state, if it deserves one.
+        say: prints a line, on this thread.
+
+    Raises:
+        ConfigError: the port is taken, or the address cannot be bound. Nothing is left open.
+    """
+    blas = load_fast_blas(threads)  # before anything can import MLX
+    from mlxcel_nb.runtime.node import Node, NodeConfig
+
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def tell(change: Change) -> None:
+        if line := changed(change):
+            lines.put(line)
+
+    config = NodeConfig(
+        cluster=plan.cluster,
+        node_id=plan.node_id,
+        role=plan.role,
+        bind=places.bind,
+        port=plan.bind.port,
+        port_range=None if plan.bind.port else plan.port_range,
+        orphan_guard=False,
+        threads=threads,
+        blas=str(blas),
+        links=links,
+        suite=suite,
+        peers={node_id: [address] for node_id, address in plan.peers.items()},
+        strangers=plan.strangers,
+        sources=places.sources,
+        previous_secret=secrets.previous,
+    )
+    node = Node(config, secrets.current, on_change=tell)
+    with _signals(lambda: lines.put(None)):
+        try:
+            say(listening(node.start(), back_end or str(blas)))
+            while (line := lines.get()) is not None:
+                say(line)
+        finally:
+            node.stop()
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call `stop` on SIGINT and SIGTERM, on the main thread, between any two of its instructions."""
+    before = {each: signal.signal(each, lambda *_: stop()) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
