@@ -16,6 +16,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def listener(files: dict[str, str]) -> Iterator[ends.Listener]:
-    """Both secrets are good here, suite 1."""
+    """Both secrets are good here, suite 1. When its tests are over it must be as it was before them."""
     with ends.net_listen(files, "--previous-secret-file", files["older"], "--rekey-every", "5") as running:
         yield running
+        running.check_base()

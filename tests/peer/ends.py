@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from tests.peer.peer import Peer
+from tests.waiting import until
 
 SECRET = bytes(range(7, 39)).hex().encode()
 OLDER = bytes(range(99, 131)).hex().encode()
@@ -103,23 +104,52 @@ def command(*arguments: str) -> Iterator[Command]:
             stream.close()
 
 
+SLACK_BYTES = 48 << 20
+"""Of memory: buffers that grow once are kept, and the allocator holds a freed frame of the largest size back."""
+
+
+class Base:
+    """What a process has open and holds when all is well, to be compared with later."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._descriptors, self._memory = self._process.num_fds(), self._process.memory_info().rss
+
+    def check(self) -> None:
+        """Fails when the process is gone, or has not come back to its base."""
+        assert self._process.is_running()
+        assert until(lambda: self._process.num_fds() <= self._descriptors), (
+            f"{self._process.num_fds()} descriptors, {self._descriptors} before"
+        )
+        grown = self._process.memory_info().rss - self._memory
+        assert grown < SLACK_BYTES, f"memory has grown by {grown} bytes"
+
+
 class Listener:
     """A running `net listen`."""
 
-    def __init__(self, running: Command, host: str, port: int) -> None:
-        self.command, self.address = running, (host, port)
+    def __init__(self, running: Command, host: str, port: int, suite: int) -> None:
+        self.command, self.address, self._suite = running, (host, port), suite
         self.process = psutil.Process(running.process.pid)
+        self.visit()
+        self._base = Base(running.process.pid)
+
+    def visit(self) -> None:
+        """A proper peer is served at once, with the largest ping too."""
+        with self.dial() as peer:
+            peer.be_client()
+            for filler in (0, 1 << 20):
+                peer.ping(bytes(filler))
+                peer.pong()
+            peer.close("thank you")
+
+    def check_base(self) -> None:
+        """Whatever came meanwhile: it lives, serves, and holds no more than at its start."""
+        self.visit()
+        self._base.check()
 
     def dial(self, secret: bytes = SECRET, **options: object) -> Peer:
-        return Peer.dial(self.address, secret, **options)
-
-    @property
-    def descriptors(self) -> int:
-        return self.process.num_fds()
-
-    @property
-    def memory(self) -> int:
-        return int(self.process.memory_info().rss)
+        return Peer.dial(self.address, secret, **{"suite": self._suite} | options)
 
 
 def secret_files(folder: Path) -> dict[str, str]:
@@ -135,9 +165,14 @@ def secret_files(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def net_listen(files: dict[str, str], *options: str) -> Iterator[Listener]:
+    suite = (
+        {name: number for number, name in SUITES.items()}[options[options.index("--suite") + 1]]
+        if "--suite" in options
+        else 1
+    )
     with command("net", "listen", "--secret-file", files["secret"], "--bind", "127.0.0.1:0", *options) as running:
         found = running.wait_for(r"(?m)(\d+\.\d+\.\d+\.\d+):(\d+)")
-        yield Listener(running, found[1], int(found[2]))
+        yield Listener(running, found[1], int(found[2]), suite)
 
 
 @contextlib.contextmanager

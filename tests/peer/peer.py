@@ -120,6 +120,12 @@ class Peer:
         data, self.buffer = self.buffer[:size], self.buffer[size:]
         return data
 
+    def peek(self, size: int) -> bytes:
+        """What `read` will return, left where it is."""
+        data = self.read(size)
+        self.buffer = data + self.buffer
+        return data
+
     def finish(self) -> None:
         """No more will be sent; the stream ends without a word."""
         with contextlib.suppress(OSError):
@@ -128,7 +134,7 @@ class Peer:
     # --------------------------------------------------------------------------------------------- handshake
 
     def say(self, kind: int, body: bytes, **header: Any) -> None:
-        self.sent[kind] = self.alter(NAMES[kind], message(kind, body, **header))
+        self.sent[kind] = self.alter(NAMES.get(kind, "?"), message(kind, body, **header))
         self.write(self.sent[kind])
 
     def hear(self, kind: int) -> bytes:
@@ -289,7 +295,8 @@ class Peer:
             if frame.kind == codec.PING:
                 if len(frame.payload) < 8 or len(frame.payload) > 8 + (1 << 20):
                     raise Broken(f"a ping of {len(frame.payload)} bytes")
-                self.send(codec.PONG, frame.channel, frame.payload)
+                with contextlib.suppress(ConnectionError):  # it has left: its last words are still to be read
+                    self.send(codec.PONG, frame.channel, frame.payload)
                 continue
             yield frame
             if frame.kind == codec.CLOSE:
