@@ -140,7 +140,7 @@ def run(
         blas=str(blas),
         links=links,
         suite=suite,
-        peers={node_id: [address] for node_id, address in plan.peers.items()},
+        peers={node_id: [address] for node_id, address in plan.peers.items() if address.port},
         strangers=plan.strangers,
         sources=places.sources,
         previous_secret=secrets.previous,

@@ -31,7 +31,7 @@ class NodePlan:
         source: what told all this: the cluster file's path, or the command line.
         entry: its place in the cluster file; None for a router, and for a node from flags.
         bind: where it listens; a name is looked up first.
-        peers: addresses by node id.
+        peers: addresses by node id; port 0 where beacons tell it.
         strangers: addresses of peers whose ids are not known yet.
         alone: nobody is beside it, so no cluster secret is read.
         members: ids in the order in which `--link A-B:SHAPE` counts them.
@@ -49,7 +49,7 @@ class NodePlan:
     alone: bool = False
     secret_file: str | None = None
     previous_secret_file: str | None = None
-    discovery: str = "static"
+    beacons: bool = False
     members: tuple[str, ...] = ()
 
 
@@ -81,7 +81,7 @@ def from_file(
             node_id=router_id() if node_id is None else check_name("node id", node_id),
             role=ROUTER,
             bind=LOOPBACK_BIND if bind is None else parse_address(bind),
-            peers={entry.id: entry.address for entry in config.nodes if entry.address.port},
+            peers={entry.id: entry.address for entry in config.nodes},
         )
     if node_id is None:
         known = ", ".join(entry.id for entry in config.nodes)
@@ -99,7 +99,7 @@ def from_file(
         bind=entry.address,
         entry=entry,
         port_range=config.port_range,
-        peers={other.id: other.address for other in config.others(node_id) if other.address.port},
+        peers={other.id: other.address for other in config.others(node_id)},
         alone=config.serves_alone(node_id) and not secret_given,
     )
 
@@ -110,7 +110,7 @@ def _shared(config: ClusterConfig, source: str) -> dict[str, Any]:
         "cluster": config.name,
         "secret_file": config.secret_file,
         "previous_secret_file": config.previous_secret_file,
-        "discovery": config.discovery,
+        "beacons": config.discovery == "beacon",
         "members": tuple(entry.id for entry in config.nodes),
     }
 
