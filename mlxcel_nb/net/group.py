@@ -1,60 +1,47 @@
-"""Collectives among the ranks of a stage, by direct exchange, and tensors between stages.
+"""Collectives among ranks that all have a hot link to each other, and tensors from one to another.
 
-Owned by the thread that computes, as its hot links are. Nothing is summed here: every rank gets every buffer in rank
-order and adds them in that order, so all ranks hold the same bits.
+Owned by the thread that computes, as its hot links are. Every rank calls the same collectives with the same tags in the
+same order. A collective that fails fails on every rank, with an error that names the one that failed: whoever
+notices first tells the others, and those who only ran out of time ask each other whom they wait for.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlxcel_nb.net.hot import HotLink, Outgoing
-from mlxcel_nb.net.inbox import Tensor
+import numpy as np
+
+from mlxcel_nb.errors import MlxcelError, WireError
+from mlxcel_nb.net import exchange, inquest
+from mlxcel_nb.net.collectives import Way, blocks, choose
+from mlxcel_nb.net.exchange import Leg
+from mlxcel_nb.net.hot import HotLink
+from mlxcel_nb.net.inbox import TENSOR_CHANNEL, Tensor
 from mlxcel_nb.net.interrupt import Interrupt
+from mlxcel_nb.net.summing import FLOATS, Array, narrow, sum_into, widen
 from mlxcel_nb.net.tag import Tag
-from mlxcel_nb.net.waiting import Patience, wait
+from mlxcel_nb.net.waiting import Patience
 from mlxcel_nb.wire import tensors
-from mlxcel_nb.wire.frames import bytes_of
+from mlxcel_nb.wire.frames import Kind, bytes_of, frame_head
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 __all__ = ["Group", "Tag", "recv_from", "send_to"]
 
-SPIN_BYTES = 256 * 1024
+SHORT_BYTES = 256 * 1024
 """Larger buffers gain nothing from polling: reading them in crumbs costs more than waking up late."""
 
+MAX_SHAPES = 64
+"""Shapes whose headers are kept at hand."""
 
-@dataclass(eq=False, slots=True)
-class _Exchange:
-    """What is still to be done with one peer in one collective."""
+_TENSOR_HEAD = frame_head(Kind.TENSOR, TENSOR_CHANNEL)
+_BEHIND_NAME = 9
+"""Bytes of a tensor's header from the length of its name on, where the name is empty."""
 
-    rank: int
-    link: HotLink
-    out: Outgoing
-    sent: bool = False
-    got: Tensor | None = None
-
-    def move(self, tag: Tag, name: str) -> bool:
-        """Send and receive what can be at once; whether anything moved."""
-        link = self.link
-        moves = link.moves
-        if not self.sent:
-            self.sent = link.pump_out(self.out)
-        elif link.wants_write:
-            link.pump_out(None)
-        if self.got is not None:
-            # Sending may still wait for the peer's credits, which come as frames.
-            return not self.sent and (link.absorb() or link.moves > moves)
-        self.got = link.poll_tensor(tag, name)
-        return link.moves > moves or (self.got is None and link.fill())
-
-    @property
-    def done(self) -> bool:
-        return self.sent and self.got is not None
+_TYPES = {np.dtype(np.float32): "float32", np.dtype(np.float16): "float16"}
 
 
 class Group:
@@ -64,6 +51,15 @@ class Group:
         rank: this member's rank, which is not a key of `links`.
         links: hot links by rank of the peer.
         interrupt: breaks every wait.
+
+    Every collective takes a `tag`, the same on every rank, and a `deadline`: a `time.monotonic()` value, which moves
+    along while bytes move; 30 s from now by default. Views that are returned are valid until the next call.
+
+    Raises (every collective, on every rank, naming the same node):
+        PeerLost: a rank's connection ended.
+        StepTimeout: a rank made no progress.
+        PeerAborted: a rank left the step for a reason of its own.
+        WireError: a rank sent something else than this collective.
     """
 
     def __init__(self, rank: int, links: Mapping[int, HotLink], interrupt: Interrupt | None = None) -> None:
@@ -72,63 +68,84 @@ class Group:
         if sorted([rank, *links]) != list(range(self.size)):
             raise ValueError(f"ranks {sorted([rank, *links])} are not 0 to {self.size - 1}")
         self._links = dict(sorted(links.items()))
+        self._peers = list(self._links.items())
         self._interrupt = interrupt
         self._spin_s = min((link.spin_s for link in links.values()), default=0.0)
+        self._shapes: dict[tuple[str, tuple[int, ...], int], tuple[bytes, bytes]] = {}
+
+    # -- collectives ------------------------------------------------------------------------------
 
     def all_gather(self, tag: Tag, buffer: ReadableBuffer, *, deadline: float | None = None) -> list[memoryview]:
-        """Every rank's buffer, in rank order, this rank's own included.
+        """Every rank's buffer, of any size, in rank order; this rank's own included."""
+        own = bytes_of(buffer)
+        try:
+            return self._swap(tag, "uint8", (len(own),), own, deadline)
+        except (MlxcelError, exchange.Left) as error:
+            raise self._failed(tag, error) from None
 
-        The buffers of the others are valid until the next call. Frames of older tags are dropped.
+    def barrier(self, tag: Tag, *, deadline: float | None = None) -> None:
+        """Return when every rank has called this."""
+        self.all_gather(tag, b"", deadline=deadline)
+
+    def all_reduce(
+        self, tag: Tag, x: Array, *, dtype: str | None = None, out: Array | None = None, deadline: float | None = None
+    ) -> Array:
+        """The sum of every rank's `x`, the same bits on every rank.
 
         Args:
-            tag: the same on every rank.
-            deadline: a `time.monotonic()` value, which moves along while bytes move; 30 s from now by default.
-
-        Raises:
-            PeerLost: a peer's connection ended; the error names it.
-            PeerAborted: a peer left this step.
-            StepTimeout: no progress; the error names the first peer that is missing.
+            x: C-contiguous, of one shape on every rank.
+            dtype: "float32", "float16" or "bfloat16" (whose bits `x` and the sum hold as uint16); `x`'s own by default.
+            out: where the sum goes: C-contiguous, `x`'s shape and type, or `x` itself; new memory by default.
         """
-        own = bytes_of(buffer)
-        name = tag.name
-        parts = tensors.encode("uint8", (len(own),), name, own)
-        exchanges = []
-        for rank, link in self._links.items():
-            link.begin()
-            exchanges.append(_Exchange(rank, link, link.outgoing(parts)))
-        spin_s = self._spin_s if len(own) <= SPIN_BYTES else 0.0
-        self._exchange(exchanges, tag, name, Patience(deadline), spin_s)
-        gathered = [own] * self.size
-        for exchange in exchanges:
-            assert exchange.got is not None
-            if exchange.link.wants_write:
-                exchange.link.pump_out(None)
-            gathered[exchange.rank] = exchange.got.data
-        return gathered
+        dtype = dtype or _TYPES.get(x.dtype) or _unsummable(x)
+        if out is None:
+            out = np.empty_like(x)
+        flat, total = x.reshape(-1), out.reshape(-1)
+        own = bytes_of(flat)
+        way = choose(self.size, len(own))
+        try:
+            if way is Way.DIRECT:
+                parts = self._swap(tag, dtype, x.shape, own, deadline)
+                arrays = [np.frombuffer(part, x.dtype) for part in parts]
+                arrays[self.rank] = total if out is x else flat
+                sum_into(total, arrays, dtype)
+            elif way is Way.HALVES:
+                self._halves(tag, dtype, flat, total, Patience(deadline))
+            else:
+                self._ring(tag, dtype, flat, total, Patience(deadline))
+        except (MlxcelError, exchange.Left) as error:
+            raise self._failed(tag, error) from None
+        return out
 
-    def _exchange(self, exchanges: Sequence[_Exchange], tag: Tag, name: str, waiting: Patience, spin_s: float) -> None:
-        interrupt = self._interrupt
-        spin_end = 0.0
-        while exchanges:
-            if interrupt is not None and interrupt.pending is not None:
-                interrupt.check()
-            moved = False
-            for exchange in exchanges:
-                moved |= exchange.move(tag, name)
-            exchanges = [exchange for exchange in exchanges if not exchange.done]
-            if moved:
-                waiting.renew()
-                spin_end = 0.0
-                continue
-            if not exchanges:
-                return
-            if spin_s:
-                now = time.perf_counter()
-                spin_end = spin_end or now + spin_s
-                if now < spin_end:
-                    continue
-            links = [exchange.link for exchange in exchanges]
-            wait(links, interrupt, waiting, f"exchange {name} with {', '.join(link.node for link in links)}")
+    def reduce_scatter(self, tag: Tag, x: Array, *, dtype: str | None = None, deadline: float | None = None) -> Array:
+        """This rank's block (see `collectives.blocks`) of the sum of every rank's `x`, flat. Types as `all_reduce`."""
+        dtype = dtype or _TYPES.get(x.dtype) or _unsummable(x)
+        flat = x.reshape(-1)
+        total = np.empty_like(flat[blocks(flat.size, self.size)[self.rank]])
+        try:
+            self._scatter(tag, dtype, flat, total, Patience(deadline))
+        except (MlxcelError, exchange.Left) as error:
+            raise self._failed(tag, error) from None
+        return total
+
+    def broadcast(
+        self, tag: Tag, root: int, buffer: ReadableBuffer | None = None, *, deadline: float | None = None
+    ) -> memoryview:
+        """The buffer of rank `root`, which alone gives one, on every rank."""
+        waiting = Patience(deadline)
+        try:
+            if self.rank != root:
+                legs = {root: Leg(self._links[root], sent=True)}
+                return self._run(tag, legs, waiting)[root].data
+            assert buffer is not None, "the root of a broadcast has the buffer"
+            own = bytes_of(buffer)
+            parts = tensors.encode("uint8", (len(own),), tag.name, own)
+            self._run(tag, {rank: Leg(link, link.outgoing(parts), due=False) for rank, link in self._peers}, waiting)
+            return own
+        except (MlxcelError, exchange.Left) as error:
+            raise self._failed(tag, error) from None
+
+    # -- from one rank to another -----------------------------------------------------------------
 
     def send_to(
         self, rank: int, tag: Tag, dtype: str, dims: Sequence[int], buffer: ReadableBuffer, *,
@@ -142,6 +159,138 @@ class Group:
     ) -> tuple[str, tuple[int, ...], memoryview]:
         """Receive the tensor of `tag` from one rank."""
         return recv_from(self._links[rank], tag, deadline=deadline, interrupt=self._interrupt)
+
+    # -- how they go ------------------------------------------------------------------------------
+
+    def _swap(
+        self, tag: Tag, dtype: str, dims: tuple[int, ...], own: memoryview, deadline: float | None
+    ) -> list[memoryview]:
+        """Everybody's `own`, each rank's given to each.
+
+        A small one takes the short way: sealed from where it lies, sent, and the peer's polled for. Where all ranks
+        send the same shape, the frame that is due from a peer differs from ours in its data alone, so nothing in it
+        has to be parsed. Whatever is unusual (a full socket, no credit, a peer that is late) goes the long way.
+        """
+        name, size = tag.name, len(own)
+        head = self._head(dtype, dims, size, name)
+        legs: dict[int, Leg] = {}
+        for rank, link in self._peers:
+            link.begin()
+            if size > SHORT_BYTES or not link.put(head, own):
+                legs[rank] = Leg(link, link.outgoing([head[len(_TENSOR_HEAD) :], own]))
+        gathered = [own] * self.size
+        until = time.perf_counter() + self._spin_s if self._spin_s else 0.0
+        for rank, link in self._peers:
+            if rank not in legs:
+                if (data := link.take(head, size, until)) is None:
+                    legs[rank] = Leg(link, sent=not link.wants_write)
+                else:
+                    gathered[rank] = data
+                    if link.wants_write and not link.pump_out(None):
+                        legs[rank] = Leg(link, due=False)
+        if not legs:
+            return gathered
+        lent = {
+            rank: link.lend(tag, dtype, dims, gathered[rank])
+            for rank, link in self._peers
+            if rank not in legs or not legs[rank].due
+        }
+        got = self._run(tag, legs, Patience(deadline), name)
+        for rank, tensor in got.items():
+            self._check(rank, tensor, dtype, dims, exactly=dtype != "uint8")
+        for rank, tensor in {**lent, **got}.items():
+            gathered[rank] = tensor.data
+        return gathered
+
+    def _scatter(self, tag: Tag, dtype: str, flat: Array, total: Array, waiting: Patience) -> None:
+        """`total` = this rank's block of the sum."""
+        cuts = blocks(flat.size, self.size)
+        legs = {rank: self._leg(link, tag, dtype, flat[cuts[rank]]) for rank, link in self._peers}
+        got = self._run(tag, legs, waiting)
+        parts = [flat[cuts[self.rank]]] * self.size
+        for rank, tensor in got.items():
+            parts[rank] = self._array(rank, tensor, dtype, total)
+        sum_into(total, parts, dtype)
+
+    def _halves(self, tag: Tag, dtype: str, flat: Array, total: Array, waiting: Patience) -> None:
+        cuts = blocks(flat.size, self.size)
+        mine = total[cuts[self.rank]]
+        self._scatter(tag, dtype, flat, mine, waiting)
+        tag = tag.at(1)
+        got = self._run(tag, {rank: self._leg(link, tag, dtype, mine) for rank, link in self._peers}, waiting)
+        for rank, tensor in got.items():
+            block = total[cuts[rank]]
+            np.copyto(block, self._array(rank, tensor, dtype, block))
+
+    def _ring(self, tag: Tag, dtype: str, flat: Array, total: Array, waiting: Patience) -> None:
+        """Partial sums travel as float32, so that each block is rounded once."""
+        ranks, rank = self.size, self.rank
+        cuts = blocks(flat.size, ranks)
+        sums = widen(flat, dtype)
+        for hop in range(ranks - 1):
+            block = sums[cuts[(rank - hop - 1) % ranks]]
+            partial = self._pass_on(tag.at(hop), "float32", sums[cuts[(rank - hop) % ranks]], block, waiting)
+            np.add(partial, block, out=block)
+        mine = cuts[(rank + 1) % ranks]
+        total[mine] = narrow(sums[mine], dtype)
+        for hop in range(ranks - 1):
+            block = total[cuts[(rank - hop) % ranks]]
+            tag_ = tag.at(ranks - 1 + hop)
+            np.copyto(block, self._pass_on(tag_, dtype, total[cuts[(rank - hop + 1) % ranks]], block, waiting))
+
+    def _pass_on(self, tag: Tag, dtype: str, block: Array, like: Array, waiting: Patience) -> Array:
+        """Give `block` to the next rank; what the previous one gives, as much as `like`."""
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        legs = {after: self._leg(self._links[after], tag, dtype, block)}
+        if before != after:
+            legs[after].due = False
+            legs[before] = Leg(self._links[before], sent=True)
+        return self._array(before, self._run(tag, legs, waiting)[before], dtype, like)
+
+    # -- pieces of the above ----------------------------------------------------------------------
+
+    def _head(self, dtype: str, dims: tuple[int, ...], size: int, name: str) -> bytes:
+        """What leads the plaintext of a tensor in one frame."""
+        key = (dtype, dims, size)
+        around = self._shapes.get(key)
+        if around is None:
+            if len(self._shapes) >= MAX_SHAPES:
+                self._shapes.clear()
+            nameless = tensors.encode_header(dtype, dims, "", size)
+            around = self._shapes[key] = (_TENSOR_HEAD + nameless[:-_BEHIND_NAME], nameless[1 - _BEHIND_NAME :])
+        encoded = name.encode()
+        return b"%b%c%b%b" % (around[0], len(encoded), encoded, around[1])
+
+    def _leg(self, link: HotLink, tag: Tag, dtype: str, block: Array) -> Leg:
+        """`block` goes to a peer, and something comes back."""
+        return Leg(link, link.outgoing(tensors.encode(dtype, block.shape, tag.name, block)))
+
+    def _run(self, tag: Tag, legs: Mapping[int, Leg], waiting: Patience, name: str = "") -> dict[int, Tensor]:
+        """Every leg to its end; what was due, by rank. Links that have not begun this call begin it."""
+        if not name:
+            name = tag.name
+            for leg in legs.values():
+                leg.link.begin()
+        spin_s = 0.0 if any(leg.out is not None for leg in legs.values()) else self._spin_s
+        exchange.run(list(legs.values()), tag, name, list(self._links.values()), self._interrupt, waiting, spin_s)
+        for leg in legs.values():
+            if leg.link.wants_write:
+                leg.link.pump_out(None)
+        return {rank: leg.got for rank, leg in legs.items() if leg.got is not None}
+
+    def _array(self, rank: int, tensor: Tensor, dtype: str, like: Array) -> Array:
+        self._check(rank, tensor, dtype, like.shape)
+        return np.frombuffer(tensor.data, FLOATS[dtype])
+
+    def _check(self, rank: int, tensor: Tensor, dtype: str, dims: tuple[int, ...], *, exactly: bool = True) -> None:
+        if tensor.dtype != dtype or (exactly and tensor.dims != dims):
+            raise WireError(
+                f"sent {tensor.dtype} {tensor.dims} for exchange {tensor.tag.name} where {dtype} {dims} is due",
+                node=self._links[rank].node,
+            )
+
+    def _failed(self, tag: Tag, error: MlxcelError | exchange.Left) -> MlxcelError:
+        return inquest.hold(tag, error, list(self._links.values()), self._interrupt)
 
 
 def send_to(
@@ -164,3 +313,7 @@ def recv_from(
     """Element type, shape and bytes of the tensor of `tag`; the bytes are valid until the next call on `link`."""
     tensor = link.recv_tensor(tag, deadline=deadline, interrupt=interrupt)
     return tensor.dtype, tensor.dims, tensor.data
+
+
+def _unsummable(x: Array) -> str:
+    raise ValueError(f"arrays of {x.dtype} cannot be summed; {', '.join(FLOATS)} can")

@@ -13,13 +13,15 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlxcel_nb.errors import FrameError, MlxcelError, PeerAborted, PeerLost, WireError
+from mlxcel_nb.errors import FrameError, MlxcelError, PeerLost, WireError
+from mlxcel_nb.net.controls import Abort, Controls
 from mlxcel_nb.net.inbox import TENSOR_CHANNEL, Inbox, Tensor
 from mlxcel_nb.net.interrupt import Interrupt
 from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.outgoing import Outgoing
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.net.waiting import Patience, wait
 from mlxcel_nb.util import times
@@ -30,33 +32,12 @@ from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, Frame, Kind, close_reaso
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["MAX_SPIN_S", "HotLink", "Interrupt", "Outgoing"]
+__all__ = ["MAX_SPIN_S", "HotLink", "Interrupt"]
 
 READ_BYTES = 256 * 1024
 
-CONTROL_BYTES = 16 << 20
-"""Messages that wait to be read: a leader is ahead of its followers by the steps of one prompt at most."""
-
-MESSAGE_BYTES = 256
-"""What the smallest message takes in memory."""
-
 MAX_SPIN_S = 150e-6
 """Polling longer than this before blocking costs more than it gains when ranks share cores."""
-
-
-class Outgoing:
-    """Payloads of one message that are still to be sealed, each as soon as the socket and the credits allow."""
-
-    __slots__ = ("_payloads", "channel", "kind", "next")
-
-    def __init__(self, kind: Kind, channel: int, payloads: Iterable[Sequence[ReadableBuffer]]) -> None:
-        self.kind = kind
-        self.channel = channel
-        self._payloads: Iterator[Sequence[ReadableBuffer]] = iter(payloads)
-        self.next = next(self._payloads, None)
-
-    def advance(self) -> None:
-        self.next = next(self._payloads, None)
 
 
 class HotLink:
@@ -79,8 +60,7 @@ class HotLink:
         self._replies: collections.deque[tuple[Kind, int, bytes]] = collections.deque()
         self._may_send = SendCredits()
         self._inbox = Inbox(self._grant)
-        self._controls: collections.deque[tuple[int, dict[str, Any]]] = collections.deque()
-        self._control_bytes = 0
+        self._controls = Controls()
         self._tensor_id = 0
         self.moves = 0  # frames taken and chunks sent: what counts as progress
         self._frame_since: float | None = None
@@ -135,7 +115,7 @@ class HotLink:
             self.pump_out(None)
             if not self._spun(interrupt):
                 wait([self], interrupt, waiting, f"{what} from {self.node}")
-        return self._read_control(self._controls[0])
+        return self._controls.next()
 
     def recv_tensor(self, tag: Tag, *, deadline: float | None = None, interrupt: Interrupt | None = None) -> Tensor:
         """The tensor of `tag`; older ones are dropped.
@@ -150,6 +130,8 @@ class HotLink:
         while (tensor := self.poll_tensor(tag, name)) is None:
             if interrupt is not None:
                 interrupt.check()
+            if (abort := self.abort(tag)) is not None:
+                raise abort.error
             if self.fill():
                 waiting.renew()
                 continue
@@ -193,6 +175,15 @@ class HotLink:
         return True
 
     # -- single moves, none of which blocks (for `Group`) -----------------------------------------
+
+    @property
+    def broken(self) -> bool:
+        return self._broken is not None
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a control message as far as the socket takes it now; the rest goes with what is sent next."""
+        self._replies.append((Kind.CONTROL, 0, messages.pack(message)))
+        self.pump_out(None)
 
     def begin(self) -> None:
         """A new call: what the last one returned is no longer valid."""
@@ -282,9 +273,74 @@ class HotLink:
                 return self._inbox.lend(tensor)
             if tensor.tag > tag:
                 self._inbox.keep(tensor)
-        if self._controls:
-            self._heed_abort(tag)
         return None
+
+    def abort(self, tag: Tag) -> Abort | None:
+        """What the peer said, if it has left the step of `tag`."""
+        if not self._controls:
+            return None
+        try:
+            return self._controls.abort(tag, self.node)
+        except WireError as error:
+            self._refuse(error)
+
+    # -- the short way, for a tensor that fits a frame --------------------------------------------
+
+    def put(self, head: bytes, data: memoryview) -> bool:
+        """Seal and send a tensor if nothing stands before it. False, and nothing done, if something does.
+
+        Args:
+            head: `frame_head` and the tensor's header.
+        """
+        if (self._tail is not None or self._replies) and not self.pump_out(None):
+            return False
+        if not self._may_send.spend(TENSOR_CHANNEL):
+            return False
+        frame = self._sealer.seal_plain(head, data)
+        try:
+            sent = self._sock.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._lost_while_sending(error)
+        self.moves += 1
+        if sent < len(frame):
+            self._tail = frame[sent:]
+        return True
+
+    def take(self, head: bytes, size: int, until: float = 0.0) -> memoryview | None:
+        """The data of the tensor that `head` leads, `size` bytes, if it is the next that comes.
+
+        The data is valid until another frame is read. None when it is not there: the long way finds out why.
+
+        Args:
+            until: a `time.perf_counter()` value to poll until.
+        """
+        reader = self._reader
+        opener = reader.opener
+        opener.lead = lead = len(head)
+        while not self._controls and self._inbox.empty:
+            try:
+                plain = reader.next_plain()
+                if plain is None:
+                    if self.fill() or time.perf_counter() < until:
+                        continue
+                    return None
+                self.moves += 1
+                self._frame_since = None
+                if len(plain) == lead + size and plain[:lead] == head:
+                    self._inbox.passed()
+                    return plain[lead:]
+                frame = opener.frame(plain)
+            except WireError as error:
+                self._refuse(error)
+            if frame.kind is not Kind.REKEY and (tensor := self._dispatch(frame)) is not None:
+                self._inbox.keep(tensor)
+        return None
+
+    def lend(self, tag: Tag, dtype: str, dims: tuple[int, ...], data: memoryview) -> Tensor:
+        """What `take` gave, kept valid until the next call on this link: look at its `data` when all is done."""
+        return self._inbox.lend(Tensor(tag, dtype, dims, data.toreadonly()))
 
     # -- frames -----------------------------------------------------------------------------------
 
@@ -304,7 +360,7 @@ class HotLink:
             if frame.kind is Kind.TENSOR:
                 return self._inbox.add(frame, tag, name)
             if frame.kind is Kind.CONTROL:
-                self._keep_control(messages.unpack(frame.payload), len(frame.payload))
+                self._controls.keep(messages.unpack(frame.payload), len(frame.payload))
             elif frame.kind is Kind.CREDIT:
                 self._may_send.grant(frame.channel, credit_count(frame.payload))
             elif frame.kind is Kind.PING:
@@ -320,38 +376,8 @@ class HotLink:
             self._refuse(error)
         return None
 
-    def _keep_control(self, message: dict[str, Any], size: int) -> None:
-        self._controls.append((size + MESSAGE_BYTES, message))
-        self._control_bytes += size + MESSAGE_BYTES
-        if self._control_bytes > CONTROL_BYTES:
-            raise WireError("more messages than can be kept")
-
-    def _read_control(self, kept: tuple[int, dict[str, Any]]) -> dict[str, Any]:
-        self._controls.remove(kept)
-        self._control_bytes -= kept[0]
-        return kept[1]
-
     def _grant(self, channel: int, count: int) -> None:
         self._replies.append((Kind.CREDIT, channel, count.to_bytes(4, "big")))
-
-    def _heed_abort(self, tag: Tag) -> None:
-        """Leave the step when the peer says so; forget aborts of what is over."""
-        for kept in list(self._controls):
-            message = kept[1]
-            if message.get("type") != "abort":
-                continue
-            epoch, step = message.get("epoch"), message.get("step", -1)
-            if not isinstance(epoch, int) or not isinstance(step, int):
-                self._refuse(WireError("an abort without epoch and step"))
-            self._read_control(kept)
-            if epoch > tag.epoch or (epoch == tag.epoch and (step < 0 or step >= tag.step)):
-                error = message.get("error")
-                details = error if isinstance(error, dict) else {}
-                raise PeerAborted(
-                    str(details.get("cause") or "the step was given up"),
-                    node=str(details.get("node") or self.node),
-                    advice=details.get("advice"),
-                )
 
     # -- ends -------------------------------------------------------------------------------------
 

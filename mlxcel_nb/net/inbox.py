@@ -50,6 +50,8 @@ class Inbox:
         self._landing_used = False
         self._kept: collections.deque[Tensor] = collections.deque()
         self._kept_bytes = 0
+        self.empty = True
+        """Whether nothing waits to be asked for."""
         self._lent: Tensor | None = None
 
     def add(self, frame: Frame, tag: Tag | None = None, name: str = "") -> Tensor | None:
@@ -75,11 +77,17 @@ class Inbox:
         expected = tag is not None and header.name == name
         return Tensor(tag if expected and tag else Tag.parse(header.name), header.dtype, header.dims, data)
 
+    def passed(self) -> None:
+        """A tensor frame came and was taken at once."""
+        self._credits.received(TENSOR_CHANNEL)
+        self._took(TENSOR_CHANNEL)
+
     def find(self, tag: Tag) -> Tensor | None:
         """The kept tensor of `tag`, lent; older ones are dropped."""
         while self._kept and self._kept[0].tag <= tag:
             tensor = self._kept.popleft()
             self._kept_bytes -= len(tensor.data)
+            self.empty = not self._kept
             while self._ungranted and self._kept_bytes <= KEPT_BYTES:
                 self._ungranted -= 1
                 self._took(TENSOR_CHANNEL)
@@ -91,6 +99,7 @@ class Inbox:
         """Hold `tensor` until it is asked for."""
         _own(tensor)
         self._kept.append(tensor)
+        self.empty = False
         self._kept_bytes += len(tensor.data)
 
     def lend(self, tensor: Tensor) -> Tensor:

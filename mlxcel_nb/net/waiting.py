@@ -30,8 +30,14 @@ class Patience:
         self.deadline = time.monotonic() + self.budget_s
 
 
-def wait(links: Sequence[HotLink], interrupt: Interrupt | None, patience: Patience, what: str) -> None:
+def wait(
+    links: Sequence[HotLink], interrupt: Interrupt | None, patience: Patience, what: str,
+    others: Sequence[HotLink] = (),
+) -> None:  # fmt: skip
     """Block until one of `links` can read (or write, where it has something to), without using the processor.
+
+    Args:
+        others: links that end the wait as well when they can read, but that nobody is to blame for.
 
     Raises:
         StepTimeout: when `patience` ends; names the first of `links` and `what`.
@@ -39,6 +45,8 @@ def wait(links: Sequence[HotLink], interrupt: Interrupt | None, patience: Patien
     poller = select.poll()
     for link in links:
         poller.register(link.link.sock, select.POLLIN | (select.POLLOUT if link.wants_write else 0))
+    for link in others:
+        poller.register(link.link.sock, select.POLLIN)
     if interrupt is not None:
         poller.register(interrupt, select.POLLIN)
     now = time.monotonic()
@@ -56,7 +64,7 @@ def wait(links: Sequence[HotLink], interrupt: Interrupt | None, patience: Patien
     if first <= patience.deadline:
         due[first].frame_overdue()
     raise StepTimeout(
-        f"no progress for {patience.budget_s:.3g} s while waiting for {what} (host {links[0].host})",
+        f"no progress for {patience.budget_s:.2g} s while waiting for {what} (host {links[0].host})",
         node=links[0].node,
         advice="The node may be stopped, overloaded or cut off.",
     )

@@ -53,7 +53,7 @@ class ReceiveCredits:
     """
 
     def __init__(self, window: int = INITIAL) -> None:
-        self._window = window
+        self._half = max(1, window // 2)
         self._left: dict[int, int] = {}
         self._taken: dict[int, int] = {}
 
@@ -71,7 +71,7 @@ class ReceiveCredits:
     def taken(self, channel: int) -> int:
         """The reader took one frame; how many to grant now, which is 0 until half a window has gathered."""
         taken = self._taken.get(channel, 0) + 1
-        if taken < max(1, self._window // 2):
+        if taken < self._half:
             self._taken[channel] = taken
             return 0
         self._taken[channel] = 0

@@ -10,7 +10,8 @@ still checked here, contents by the codecs above. After any error an `Opener` op
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,7 +57,11 @@ MAX_FILLER = 1 << 20
 MAX_UNANSWERED_PINGS = 8
 CREDIT_BYTES = 4
 
+ALIGNMENT = 64
+"""What follows the expected `lead` of a plaintext lies at a multiple of this: arithmetic on it runs at full speed."""
+
 _FIRST_BUFFER = 64 << 10
+_HEAD = struct.Struct("!BI")
 _CIPHERS: dict[int, type[AESGCM | ChaCha20Poly1305]] = {1: AESGCM, 2: ChaCha20Poly1305}
 _REKEY = Kind.REKEY
 _CLOSE = Kind.CLOSE
@@ -102,9 +107,6 @@ class _Direction:
         self._ciphertext = 0
         self.rekeys += 1
 
-    def _nonce(self) -> bytes:
-        return (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} suite {self._suite}, frame {self._frames} after {self.rekeys} rekeys>"
 
@@ -135,30 +137,42 @@ class Sealer(_Direction):
         The view that is returned is overwritten by the next call. Parts are C-contiguous buffers of any type;
         they are copied once.
         """
-        if self._closed:
-            raise FrameError("this side has closed the connection already")
         views = [bytes_of(part) for part in parts]
         payload = sum(map(len, views))
         low, high = _PAYLOADS[kind]
         if not low <= payload <= high:
             raise FrameError(f"a {kind.name.lower()} frame of {payload} bytes; {low} to {high} fit")
-        length = payload + MIN_LENGTH
-        start = 0
-        if kind is not _REKEY and self._due(length):
-            start = self._put(0, _REKEY, 0, [], 0)
-        end = self._put(start, kind, channel, views, payload)
+        if kind is _REKEY and not self._closed:
+            end = self._rekey()
+            return self._out[:end]
+        sealed = self._seal(HEAD_BYTES + payload, [frame_head(kind, channel), *views])
         self._closed = kind is _CLOSE
-        return self._out[:end]
+        return sealed
+
+    def seal_plain(self, head: bytes, data: memoryview) -> memoryview:
+        """As `seal`, of a plaintext that the caller has laid out: `frame_head` and what follows it, then the data."""
+        return self._seal(len(head) + len(data), (head, data))
 
     def seal_close(self, reason: str) -> memoryview:
         """The close frame, with a `reason` that is cut where it does not fit."""
         return self.seal(Kind.CLOSE, 0, str8(clip(reason)))
 
-    def _due(self, length: int) -> bool:
-        return self._frames >= self._rekey_every or self._ciphertext + length + MIN_LENGTH > MAX_CIPHERTEXT
+    def _seal(self, size: int, parts: Sequence[bytes | memoryview]) -> memoryview:
+        if self._closed:
+            raise FrameError("this side has closed the connection already")
+        start = 0
+        if self._frames >= self._rekey_every or self._ciphertext + size + TAG_BYTES + MIN_LENGTH > MAX_CIPHERTEXT:
+            start = self._rekey()
+        end = self._put(start, size, parts)
+        return self._out[:end]
 
-    def _put(self, start: int, kind: Kind, channel: int, views: list[memoryview], payload: int) -> int:
-        size = HEAD_BYTES + payload
+    def _rekey(self) -> int:
+        end = self._put(0, HEAD_BYTES, [frame_head(_REKEY, 0)])
+        self._use(self._keys.next())
+        return end
+
+    def _put(self, start: int, size: int, parts: Sequence[bytes | memoryview]) -> int:
+        """Seal `parts`, `size` bytes together, behind the first `start` bytes of what goes out; where it ends."""
         begin = start + LENGTH_BYTES
         end = begin + size + TAG_BYTES
         if size > len(self._plain):
@@ -167,20 +181,18 @@ class Sealer(_Direction):
             grown = memoryview(bytearray(_room(end)))
             grown[:start] = self._out[:start]
             self._out = grown
-        plain = self._plain
-        plain[0] = kind
-        plain[1:HEAD_BYTES] = channel.to_bytes(4, "big")
-        at = HEAD_BYTES
-        for view in views:
-            plain[at : at + len(view)] = view
-            at += len(view)
+        plain, out = self._plain, self._out
+        at = 0
+        for part in parts:
+            until = at + len(part)
+            plain[at:until] = part
+            at = until
         header = (size + TAG_BYTES).to_bytes(LENGTH_BYTES, "big")
-        self._out[start:begin] = header
-        self._cipher.encrypt_into(self._nonce(), plain[:size], header, self._out[begin:end])
+        out[start:begin] = header
+        nonce = (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
+        self._cipher.encrypt_into(nonce, plain[:size], header, out[begin:end])
         self._frames += 1
         self._ciphertext += size + TAG_BYTES
-        if kind is _REKEY:
-            self._use(self._keys.next())
         return end
 
 
@@ -191,6 +203,8 @@ class Opener(_Direction):
         super().__init__(keys, suite)
         self.closed = False
         """Whether the peer's close frame has been opened: the only clean end of a stream."""
+        self.lead = 0
+        """Bytes of an expected plaintext that stand before what should be aligned."""
         self._failed = False
         self._plain = memoryview(bytearray(_FIRST_BUFFER))
 
@@ -198,7 +212,7 @@ class Opener(_Direction):
         """How many bytes follow the four of `header`; checked before anybody allocates them."""
         if self._failed or self.closed:
             raise self._fail("a frame after the end of the connection")
-        length = int.from_bytes(memoryview(header), "big")
+        length = int.from_bytes(header, "big")
         if not MIN_LENGTH <= length <= MAX_LENGTH:
             raise self._fail(f"a frame of {length} bytes; {MIN_LENGTH} to {MAX_LENGTH} are allowed")
         return length
@@ -208,30 +222,45 @@ class Opener(_Direction):
 
         A rekey frame is acted on here; it is still returned, with its empty payload, for callers that count.
         """
-        header = bytes(header)
         length = self.frame_length(header)
         body = memoryview(body)
         if len(body) != length:
             raise ValueError(f"the body has {len(body)} bytes, its header says {length}")
-        size = length - TAG_BYTES
+        return self.frame(self.decrypt(memoryview(header), body))
+
+    def decrypt(self, header: memoryview, body: memoryview, into: memoryview | None = None) -> memoryview:
+        """The plaintext of a frame whose length has been checked; for `frame`, whatever else it is used for.
+
+        Args:
+            into: where to, exactly as long as the plaintext; nothing in there is to be believed if this raises.
+        """
+        size = len(body) - TAG_BYTES
         if self._frames >= MAX_FRAMES or self._ciphertext + size > MAX_CIPHERTEXT:
             raise self._fail("the peer did not replace its keys in time")
-        if size > len(self._plain):
-            self._plain = memoryview(bytearray(_room(size)))
-        plain = self._plain[:size]
+        if into is None:
+            begin = -self.lead % ALIGNMENT
+            if begin + size > len(self._plain):
+                self._plain = memoryview(bytearray(_room(begin + size)))
+            into = self._plain[begin : begin + size]
+        nonce = (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
         try:
-            self._cipher.decrypt_into(self._nonce(), body, header, plain)
+            self._cipher.decrypt_into(nonce, body, header, into)
         except InvalidTag:
             raise self._fail("a frame that does not authenticate") from None
         self._frames += 1
         self._ciphertext += size
+        return into
+
+    def frame(self, plain: memoryview) -> Frame:
+        """The frame of a plaintext, its kind and size checked and acted on."""
+        size = len(plain) - HEAD_BYTES
         code = plain[0]
         if code >= len(_KINDS):
             raise self._fail(f"a frame of unknown kind {code}")
         kind = _KINDS[code]
         low, high = _PAYLOADS[code]
-        if not low <= size - HEAD_BYTES <= high and kind is not _CREDIT:  # whoever heeds credits looks at them
-            raise self._fail(f"a {kind.name.lower()} frame with {size - HEAD_BYTES} bytes of payload")
+        if not low <= size <= high and kind is not _CREDIT:  # whoever heeds credits looks at them
+            raise self._fail(f"a {kind.name.lower()} frame with {size} bytes of payload")
         if kind is _REKEY:
             self._use(self._keys.next())
         elif kind is _CLOSE:
@@ -246,8 +275,7 @@ class Opener(_Direction):
 class FrameReader:
     """Cuts a byte stream into frames, however the bytes arrive.
 
-    Feed it with `feed`, or without a copy by receiving into `get_buffer` and saying `received`. Space grows with
-    what has arrived, not with what a header claims.
+    Feed it, or without a copy receive into `get_buffer` and say `received`. Space grows with what has arrived.
     """
 
     def __init__(self, opener: Opener, leftover: bytes = b"") -> None:
@@ -290,17 +318,28 @@ class FrameReader:
 
     def next_frame(self) -> Frame | None:
         """The next whole frame, or None until more bytes arrive. Rekey frames are dealt with, not returned."""
-        while True:
-            missing = self.missing
-            if missing:
-                return None
-            begin = self._start + LENGTH_BYTES
-            header = self._buffer[self._start : begin]
-            end = begin + self.opener.frame_length(header)
-            self._start = end
-            frame = self.opener.open(header, self._buffer[begin:end])
+        while (plain := self.next_plain()) is not None:
+            frame = self.opener.frame(plain)
             if frame.kind is not _REKEY:
                 return frame
+        return None
+
+    def next_plain(self, landing: Callable[[int], memoryview | None] | None = None) -> memoryview | None:
+        """The next whole frame's plaintext, for a caller that gives it to the opener's `frame` unless it knows better.
+
+        Args:
+            landing: asked where a plaintext of so many bytes shall go; None leaves it to the opener.
+        """
+        begin = self._start + LENGTH_BYTES
+        if begin > self._end:
+            return None
+        header = self._buffer[self._start : begin]
+        end = begin + self.opener.frame_length(header)
+        if end > self._end:
+            return None
+        self._start = end
+        into = landing(end - begin - TAG_BYTES) if landing is not None else None
+        return self.opener.decrypt(header, self._buffer[begin:end], into)
 
     @property
     def missing(self) -> int:
@@ -321,6 +360,11 @@ class FrameReader:
         if not self.opener.closed:
             within = "within a frame" if self.bytes_pending else "without a close frame"
             raise FrameError(f"the connection ended {within}")
+
+
+def frame_head(kind: Kind, channel: int) -> bytes:
+    """What leads the plaintext of every frame."""
+    return _HEAD.pack(kind, channel)
 
 
 def close_reason(payload: ReadableBuffer) -> str:

@@ -176,7 +176,7 @@ def test_what_an_older_step_left_is_dropped_and_a_newer_one_is_kept():
 
 def test_a_wait_that_is_too_long_names_the_node_and_what_was_waited_for(groups):
     ranks = groups(3)
-    with pytest.raises(StepTimeout, match=r"server: no progress for 0\.1 s while waiting for exchange 4\.2\.7"):
+    with pytest.raises(StepTimeout, match=r"server: no progress for 0\.\d+ s while waiting for exchange 4\.2\.7"):
         ranks[0].all_gather(Tag(4, 2, 7), b"x", deadline=soon(0.1))
     with hot_pair() as (a, _), pytest.raises(StepTimeout, match="the token of step 3 from server"):
         a.recv_control(deadline=soon(0.05), what="the token of step 3")
