@@ -96,7 +96,7 @@ class Linked:
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """Anything at all came over a link of it."""
+    """Anything at all came over a link of it; told with the time it came, which may be a moment ago."""
 
     node_id: str
     incarnation: bytes
@@ -211,7 +211,9 @@ class Membership:
             return []
         match event:
             case Heard():
-                member.heard_at = max(member.heard_at, now)
+                if now <= member.heard_at:
+                    return []  # no news
+                member.heard_at = now
                 return self._step(member, Signal.HEARD, "heard again", now)
             case Beat():
                 return self._beat(member, event, now)

@@ -102,6 +102,15 @@ def test_a_sign_of_life_mends_a_doubt(alive: Watch) -> None:
     assert alive.seen() == [State.ALIVE, State.QUIET, State.ALIVE]
 
 
+def test_a_sign_of_life_that_is_told_twice_is_one(alive: Watch) -> None:
+    """A pool tells every second when each link was last heard."""
+    last = alive.now
+    for _ in range(12):
+        alive.wait(1)
+        alive.changes += alive.membership.apply(Heard(node_id="n1", incarnation=FIRST), last)
+    assert alive.seen() == [State.ALIVE, State.QUIET, State.DEAD]
+
+
 def test_a_reset_alone_is_a_doubt_and_with_one_failed_reconnect_a_death(alive: Watch) -> None:
     alive.ended()
     assert (alive.state, alive.state.shown) == (State.CUT, "suspect")
