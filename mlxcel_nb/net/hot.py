@@ -14,7 +14,7 @@ import math
 import socket
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from mlxcel_nb.errors import FrameError, MlxcelError, PeerLost, WireError
 from mlxcel_nb.net.controls import Abort, Controls
@@ -27,7 +27,7 @@ from mlxcel_nb.net.waiting import Patience, wait
 from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages, tensors
 from mlxcel_nb.wire.credits import SendCredits
-from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, Frame, Kind, close_reason, credit_count
+from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, Frame, FrameReader, Kind, Sealer, close_reason, credit_count
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -38,6 +38,17 @@ READ_BYTES = 256 * 1024
 
 MAX_SPIN_S = 150e-6
 """Polling longer than this before blocking costs more than it gains when ranks share cores."""
+
+
+class Stream(Protocol):
+    """What a hot link asks of its socket, or of what stands in its place (`net.ucx`). Nothing blocks."""
+
+    def send(self, data: memoryview, /) -> int: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def recv(self, count: int, /) -> bytes: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
 
 
 class HotLink:
@@ -53,7 +64,7 @@ class HotLink:
         self.node = link.peer.node_id
         self.host = link.peer.address[0]
         self.spin_s = min(spin_s, MAX_SPIN_S)
-        self._sock = link.sock
+        self._sock: Stream = link.sock
         self._reader = link.reader
         self._sealer = link.sealer
         self._tail: memoryview | None = None  # sealed, not yet with the kernel; nothing is sealed before it is gone
@@ -150,7 +161,20 @@ class HotLink:
                 self._goodbye(reason)
             self._sock.recv(READ_BYTES)  # unread input would turn the goodbye into a reset
         self._broken = self._broken or PeerLost("this side has closed the link", node=self.node)
+        if self._sock is not self.link.sock:
+            self._sock.close()
         self.link.close()
+
+    def move(self, stream: Stream, sealer: Sealer, reader: FrameReader, transport: str) -> None:
+        """Use `stream` in place of the socket from the next frame on; the socket then only tells when the peer is gone.
+
+        Args:
+            sealer, reader: with keys of their own, for a counter is never shared.
+            transport: what the link's status calls it.
+        """
+        self._sock, self._sealer = stream, sealer
+        self._reader = self.link.reader = reader
+        self.link.transport = transport
 
     def _drive(self, out: Outgoing, deadline: float | None, interrupt: Interrupt | None, what: str) -> None:
         waiting = Patience(deadline)
@@ -175,6 +199,10 @@ class HotLink:
         return True
 
     # -- single moves, none of which blocks (for `Group`) -----------------------------------------
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._sock.fileno()
 
     @property
     def broken(self) -> bool:

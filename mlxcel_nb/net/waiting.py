@@ -44,9 +44,9 @@ def wait(
     """
     poller = select.poll()
     for link in links:
-        poller.register(link.link.sock, select.POLLIN | (select.POLLOUT if link.wants_write else 0))
+        poller.register(link, select.POLLIN | (select.POLLOUT if link.wants_write else 0))
     for link in others:
-        poller.register(link.link.sock, select.POLLIN)
+        poller.register(link, select.POLLIN)
     if interrupt is not None:
         poller.register(interrupt, select.POLLIN)
     now = time.monotonic()

@@ -1,0 +1,240 @@
+"""UCX in place of TCP: a byte stream, the way two ends agree on it, and what keeps a link on TCP.
+
+No adapter exists where these run, so UCX is told to use shared memory or TCP: the same calls, other wires.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxcel_nb.errors import PeerLost
+from mlxcel_nb.net.group import Tag
+from mlxcel_nb.net.hot import HotLink
+from mlxcel_nb.net.ucx import library
+from mlxcel_nb.net.ucx.agree import agree
+from mlxcel_nb.net.ucx.library import Unavailable
+from mlxcel_nb.net.ucx.stream import RDMA, UcxStream, Worker
+from tests.net.helpers import SECRET, listening, run
+
+REPO = Path(__file__).parents[2]
+WIRES = ("sm,self", "tcp,self")
+LIMIT_S = 20.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ucx() -> None:
+    """UCX itself. CI demands it; elsewhere a machine without it leaves these tests out."""
+    try:
+        library.load()
+    except Unavailable as reason:
+        if os.environ.get("MLXCEL_NB_REQUIRE_ALL"):
+            pytest.fail(str(reason))
+        pytest.skip(str(reason))  # a user need not have RDMA
+
+
+class End:
+    """One end of a stream, used as a hot link uses it: it blocks in poll, with a deadline."""
+
+    def __init__(self, wires: str, witness: socket.socket) -> None:
+        witness.setblocking(False)
+        self.worker = Worker(wires)
+        self.witness = witness
+
+    def meet(self, peer: bytes) -> None:
+        self.stream = UcxStream(self.worker, peer, self.witness)
+
+    def close(self) -> None:
+        self.stream.close()
+        self.witness.close()
+
+
+def wait(a: End, b: End, end: float) -> None:
+    """Until something can be done at either end: UCX works on both while it connects them."""
+    poller = select.poll()
+    for one in (a, b):
+        poller.register(one.stream, select.POLLIN)
+    poller.poll(max(0, (end - time.monotonic()) * 1000))
+    assert time.monotonic() < end, "nothing woke the ends"
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.fixture(params=WIRES)
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[End, End]]:
+    before = descriptors()
+    a, b = (End(request.param, sock) for sock in socket.socketpair())
+    a.meet(b.worker.address)
+    b.meet(a.worker.address)
+    yield a, b
+    a.close()
+    b.close()
+    assert descriptors() == before
+
+
+def carry(a: End, b: End, data: bytes) -> bytes:
+    """What arrives at `b` of what `a` sends, both driven by this thread."""
+    out, got, room = memoryview(data), bytearray(), memoryview(bytearray(100_000))
+    end = time.monotonic() + LIMIT_S
+    while len(got) < len(data):
+        moved = False
+        try:
+            if out:
+                out = out[a.stream.send(out) :]
+                moved = True
+        except BlockingIOError:
+            pass
+        try:
+            got += room[: b.stream.recv_into(room)]
+            moved = True
+        except BlockingIOError:
+            pass
+        if not moved:
+            wait(a, b, end)
+    return bytes(got)
+
+
+@pytest.mark.parametrize("size", [1, 5000, 1 << 20, 5_000_001])
+def test_bytes_arrive_whole_and_in_order(ends: tuple[End, End], size: int) -> None:
+    a, b = ends
+    data = os.urandom(size)
+    assert carry(a, b, data) == data
+    assert carry(b, a, data[::-1]) == data[::-1]
+
+
+def test_the_end_is_read_behind_the_last_bytes(ends: tuple[End, End]) -> None:
+    a, b = ends
+    assert carry(a, b, b"hello") == b"hello"
+    a.stream.send(memoryview(b"farewell"))
+    a.stream.shutdown(socket.SHUT_WR)
+    got, end = b"", time.monotonic() + LIMIT_S
+    while True:
+        try:
+            piece = b.stream.recv(100)
+        except BlockingIOError:
+            wait(a, b, end)
+            continue
+        if not piece:
+            break
+        got += piece
+    assert got == b"farewell"
+
+
+def test_a_peer_whose_connection_ends_wakes_the_other(ends: tuple[End, End]) -> None:
+    a, b = ends
+    a.witness.shutdown(socket.SHUT_RDWR)
+    wait(a, b, time.monotonic() + LIMIT_S)
+    assert b.stream.recv(10) == b""
+
+
+def test_a_host_without_an_adapter_is_told_so() -> None:
+    if any(Path("/sys/class").glob("infiniband/*")):
+        Worker(RDMA).close()
+        return
+    with pytest.raises(Unavailable, match="this host has no adapter for rc,dc,ud"):
+        Worker(RDMA)
+
+
+def test_transports_that_do_not_exist_are_told() -> None:
+    with pytest.raises(Unavailable, match="no adapter for nonsense"):
+        Worker("nonsense")
+
+
+# -- agreeing --------------------------------------------------------------------------------------------------------
+
+
+class Far:
+    """The other end of a hot link, in a process of its own: it agrees, and sends every tensor back."""
+
+    def __init__(self, transports: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.net.ucx_end", transports], cwd=REPO, stdin=subprocess.PIPE, text=True
+        )
+
+    async def _join(self) -> HotLink:
+        async with listening() as (_, address, links):
+            assert self.process.stdin is not None
+            self.process.stdin.write(f"{SECRET.reveal().hex()}\n{address.port}\n")
+            self.process.stdin.flush()
+            link = await links.get()
+            # The fixture closes what is left; this one outlives it.
+            return HotLink(dataclasses.replace(link, sock=link.sock.dup()))
+
+    def join(self) -> HotLink:
+        return run(self._join())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+@pytest.fixture
+def far(request: pytest.FixtureRequest) -> Iterator[tuple[Far, HotLink]]:
+    """A far end that may use the parameter's transports, and the link to it."""
+    process = Far(request.param)
+    hot = process.join()
+    yield process, hot
+    hot.close()
+    process.close()
+
+
+def echo(hot: HotLink, step: int, data: bytes) -> bytes:
+    hot.send_tensor(Tag(1, step, 1), "uint8", (len(data),), data, deadline=time.monotonic() + LIMIT_S)
+    return bytes(hot.recv_tensor(Tag(1, step, 2), deadline=time.monotonic() + LIMIT_S).data)
+
+
+@pytest.mark.parametrize("far", WIRES, indirect=True)
+def test_tensors_go_over_ucx_once_both_ends_have_tried_it(far: tuple[Far, HotLink], request) -> None:
+    _, hot = far
+    wires = request.node.callspec.params["far"]
+    assert agree(hot, transports=wires) == ""
+    assert hot.link.transport.startswith("rdma (UCX ")
+    for step, size in enumerate((1, 8192, 700_000, 9_000_001)):
+        data = os.urandom(size)
+        assert echo(hot, step, data) == data
+
+
+@pytest.mark.parametrize("far", ["rc,ud"], indirect=True)
+def test_a_peer_without_an_adapter_keeps_the_link_on_tcp_and_says_why(far: tuple[Far, HotLink]) -> None:
+    _, hot = far
+    assert agree(hot, transports="tcp,self") == "far: this host has no adapter for rc,ud"
+    assert hot.link.transport == "tcp"
+    assert echo(hot, 0, b"still here") == b"still here"
+
+
+@pytest.mark.parametrize("far", ["tcp,self"], indirect=True)
+def test_this_host_s_own_reason_comes_first(far: tuple[Far, HotLink]) -> None:
+    _, hot = far
+    assert agree(hot, transports="rc,ud") == "this host has no adapter for rc,ud"
+    assert echo(hot, 0, b"still here") == b"still here"
+
+
+@pytest.mark.parametrize("far", ["sm,self"], indirect=True)
+def test_ends_without_a_wire_in_common_stay_on_tcp(far: tuple[Far, HotLink]) -> None:
+    _, hot = far
+    assert agree(hot, transports="tcp,self")
+    assert hot.link.transport == "tcp"
+    assert echo(hot, 0, b"still here") == b"still here"
+
+
+@pytest.mark.parametrize("far", ["tcp,self"], indirect=True)
+def test_a_killed_peer_is_noticed_on_the_connection_beside_it(far: tuple[Far, HotLink]) -> None:
+    process, hot = far
+    assert agree(hot, transports="tcp,self") == ""
+    process.process.send_signal(signal.SIGKILL)
+    with pytest.raises(PeerLost, match="far"):
+        hot.recv_tensor(Tag(1, 0, 2), deadline=time.monotonic() + LIMIT_S)

@@ -1,0 +1,41 @@
+"""The far end of a hot link that agrees on UCX and then sends every tensor back; `test_ucx` starts it.
+
+python -m tests.net.ucx_end TRANSPORTS       secret in hexadecimal and port on standard input, a line each
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+
+from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.cluster.names import new_incarnation
+from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.errors import PeerLost
+from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.group import Tag
+from mlxcel_nb.net.hot import HotLink
+from mlxcel_nb.net.ucx.agree import agree
+from mlxcel_nb.wire.handshake import Identity
+
+
+def main(transports: str) -> None:
+    secret = Secret(bytes.fromhex(sys.stdin.readline().strip()))
+    address = Address("127.0.0.1", int(sys.stdin.readline()))
+    me = Identity(cluster="test", node_id="far", role="worker", incarnation=new_incarnation())
+    hot = HotLink(asyncio.run(dial(me, secret, address)))
+    agree(hot, transports=transports)
+    step = 0
+    with contextlib.suppress(PeerLost):
+        while True:
+            tensor = hot.recv_tensor(Tag(1, step, 1), deadline=time.monotonic() + 20)
+            copy = bytes(tensor.data)
+            hot.send_tensor(Tag(1, step, 2), tensor.dtype, tensor.dims, copy, deadline=time.monotonic() + 20)
+            step += 1
+    hot.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
