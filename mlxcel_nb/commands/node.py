@@ -56,6 +56,7 @@ def _plan(args: argparse.Namespace) -> NodePlan:
             peers=args.peers,
             bind=args.bind,
             port_range=args.port_range,
+            discover=args.discover,
             secret_given=given,
         )
     for option, value in (("--peers", args.peers), ("--cluster", args.cluster), ("--port-range", args.port_range)):

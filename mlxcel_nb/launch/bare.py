@@ -143,6 +143,7 @@ def run(
         peers={node_id: [address] for node_id, address in plan.peers.items() if address.port},
         strangers=plan.strangers,
         sources=places.sources,
+        discover=plan.beacons,
         previous_secret=secrets.previous,
     )
     node = Node(config, secrets.current, on_change=tell)

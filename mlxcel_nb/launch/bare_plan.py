@@ -100,7 +100,7 @@ def from_file(
         entry=entry,
         port_range=config.port_range,
         peers={other.id: other.address for other in config.others(node_id)},
-        alone=config.serves_alone(node_id) and not secret_given,
+        alone=config.serves_alone(node_id) and not secret_given and config.discovery == "static",
     )
 
 
@@ -123,11 +123,13 @@ def from_flags(
     peers: str = "",
     bind: str | None = None,
     port_range: tuple[int, int] | None = None,
+    discover: bool = False,
     secret_given: bool = False,
 ) -> NodePlan:
     """A node of a simple cluster, told by flags alone.
 
     Args:
+        discover: announce it by beacons, and let others be found by theirs.
         peers: "id=host:port,id=host:port", or addresses without ids, which are learnt on the way.
 
     Raises:
@@ -175,7 +177,8 @@ def from_flags(
         port_range=port_range,
         peers=named,
         strangers=tuple(strangers),
-        alone=asked == HYBRID and not named and not strangers and not secret_given,
+        alone=asked == HYBRID and not (named or strangers or secret_given or discover),
+        beacons=discover,
         members=(node_id or "", *named),
     )
 

@@ -24,15 +24,18 @@ from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.errors import ClusterError, MlxcelError, WireError
-from mlxcel_nb.net import pool
+from mlxcel_nb.net import measuring, pool
 from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.discovery import Announcement
 from mlxcel_nb.net.introduction import introduced
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.listener import Listener
 from mlxcel_nb.net.pool import Pool
 from mlxcel_nb.runtime import status
+from mlxcel_nb.runtime.finding import Finding
 from mlxcel_nb.runtime.gathering import Pair, gather_links
 from mlxcel_nb.runtime.holding import Holding
+from mlxcel_nb.runtime.measuring import Measuring
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, failed_end
 from mlxcel_nb.runtime.protocol import field as field_of
 from mlxcel_nb.runtime.rendezvous import Rendezvous
@@ -60,6 +63,7 @@ class NodeConfig:
         peers: other nodes and where they listen, the best address first; a connection to each is kept.
         strangers: where further peers listen whose ids are not known; they are asked for them.
         sources: addresses that a node of an id may come from, where they are configured.
+        discover: announce this node by beacons, and take those it hears of as peers.
         previous_secret: an older cluster secret that is still let in, and tried where the current one is refused.
         suite: the cipher suite of all its links.
     """
@@ -77,6 +81,7 @@ class NodeConfig:
     peers: Mapping[str, Sequence[Address]] = field(default_factory=dict)
     strangers: Sequence[Address] = ()
     sources: Mapping[str, Collection[str]] = field(default_factory=dict)
+    discover: bool = False
     previous_secret: Secret | None = None
     suite: str = SUITES[1]
 
@@ -93,9 +98,11 @@ class Node:
     ) -> None:
         self.config = config
         self._secret = secret
+        self._secrets = [each for each in (secret, config.previous_secret) if each is not None]
         self._on_change = on_change
         self._incarnation = new_incarnation()
         self._shapes = config.links.seen_from(config.node_id)
+        self._measuring = Measuring(self._identity, self._secrets, self._shapes)
         self._io = LoopThread(f"node-io-{config.node_id}")
         self._worker = Worker(
             config.node_id,
@@ -119,6 +126,7 @@ class Node:
         )
         self._listener: Listener | None = None
         self._pool: Pool | None = None
+        self._finding: Finding | None = None
         self._address: Address | None = None
         self._routers: set[ControlLink] = set()
         self._router_seen = time.monotonic()
@@ -136,15 +144,17 @@ class Node:
 
     async def _start(self) -> Address:
         config = self.config
-        secrets = [each for each in (self._secret, config.previous_secret) if each is not None]
         self._listener = Listener(
-            self._identity(), secrets, on_link=self._on_link, configured=config.sources, shapes=self._shapes
+            self._identity(), self._secrets, on_link=self._on_link, configured=config.sources, shapes=self._shapes
         )
         address = self._address = await self._listener.start(config.bind, config.port, config.port_range)
-        if config.peers or config.strangers:
+        if config.peers or config.strangers or config.discover:
             made = self._pool = self._open_pool()
             loop = asyncio.get_running_loop()
             self._introductions = [loop.create_task(self._meet(made, each)) for each in config.strangers]
+        if config.discover and self._pool is not None:
+            self._finding = self._announce(self._pool, address)
+            await self._finding.start()
         if config.orphan_guard:
             self._guarding = asyncio.get_running_loop().create_task(self._guard())
         return address
@@ -164,6 +174,9 @@ class Node:
     async def _stop(self) -> None:
         if self._guarding is not None:
             self._guarding.cancel()
+        if self._finding is not None:
+            self._finding.stop()
+        self._measuring.close()
         self._holding.close()
         self._rendezvous.close()
         for introduction in self._introductions:
@@ -216,12 +229,24 @@ class Node:
             shapes=self._shapes,
             on_message=self._on_message,
             on_stream=self._on_stream,
-            on_change=self._on_change,
+            on_change=self._peer_changed,
             progress=lambda: (self._worker.progress, self._worker.activity != "idle"),
         )
         for node_id, addresses in self.config.peers.items():
             made.add(node_id, addresses)
         return made
+
+    def _announce(self, made: Pool, address: Address) -> Finding:
+        """Discovery, which brings its peers to the pool."""
+        me = self._identity()
+        announcement = Announcement(node_id=me.node_id, role=me.role, incarnation=me.incarnation, listens=address)
+        return Finding(made, self.config.cluster, self._secrets, announcement, self.config.peers)
+
+    def _peer_changed(self, change: Change) -> None:
+        if self._finding is not None:
+            self._finding.state_changed(change)
+        if self._on_change is not None:
+            self._on_change(change)
 
     def _gather(self, order: LoadOrder, me: int) -> Coroutine[Any, Any, dict[int, Pair]]:
         """The links that member `me` of `order` needs."""
@@ -268,6 +293,9 @@ class Node:
         kind, instance = hello.get("link", "control"), hello.get("instance", "")
         if kind in ("hot", "witness"):
             self._rendezvous.arrived((str(instance), link.peer.node_id, str(kind)), link)
+            return
+        if kind == measuring.LINK:
+            self._measuring.arrived(link)
             return
         if kind == pool.LINK and self._pool is not None and self._pool.take(link):
             return
@@ -332,6 +360,8 @@ class Node:
         kind = message.get("type")
         if kind == "status":
             link.send({"type": "reply", "id": field_of(message, "id", str), "status": self.status()})
+        elif kind == "measure":
+            self._measuring.order(link, message)
         elif kind == "heartbeat":
             pass  # of one that has this node among its peers, without being one of its own
         elif kind == "abort" and self._holding.is_leader(link):
@@ -366,5 +396,6 @@ class Node:
             "requests": len(self._requests),
             "links": {node: link.info() for node, link in self._holding.witnesses.items()},
             "peers": self._pool.info() if self._pool else {},
+            "discovery": self._finding.info() if self._finding else None,
             "model": status.model_facts(worker, self._holding.order),
         }

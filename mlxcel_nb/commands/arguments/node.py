@@ -24,6 +24,8 @@ def add(tree: Tree) -> None:
     node.add("--node-role", metavar="ROLE", help="what it does (default hybrid); router is for this option alone")
     peers = "the others: ID=HOST:PORT,... or HOST:PORT,..."
     node.add("--peers", metavar="PEERS", default="", help=peers)
+    beacons = "announce this node on its networks and find others (default: as in the cluster file)"
+    node.add("--discover", action="store_true", help=beacons)
     bind = "where to listen without a cluster file (default 127.0.0.1, on a port the system chooses)"
     node.add("--bind", metavar="HOST[:PORT]", help=bind)
     node.add("--port-range", type=_ports, metavar="A-B", help="take the first free port of these, where none is given")

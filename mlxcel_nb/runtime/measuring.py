@@ -1,0 +1,186 @@
+"""What a node does when it is asked how fast its way to another is, and when another measures the way to it.
+
+On the node's loop; the measuring itself blocks on a thread of its own for each link. Only a router and a visitor of
+the command line may order one, a node makes one at a time, and `net.measuring` bounds what each costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from mlxcel_nb import errors
+from mlxcel_nb.cluster.address import Address, parse_address
+from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.shape import Shapes
+from mlxcel_nb.errors import Busy, ConfigError, MlxcelError, PeerLost, WireError
+from mlxcel_nb.net import measuring
+from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.link import Link
+from mlxcel_nb.runtime.protocol import field
+from mlxcel_nb.util import times
+from mlxcel_nb.util.log import get_logger
+from mlxcel_nb.wire.handshake import Identity
+
+log = get_logger("runtime.measuring")
+
+T = TypeVar("T")
+
+ASKERS = frozenset({"router", "visitor"})
+"""Roles whose orders are obeyed."""
+
+MAX_ANSWERED = 8
+"""Measurements by others that are answered at a time; each has a thread."""
+
+MAX_ADDRESSES = 8
+
+
+class Measuring:
+    """The measurements of one node.
+
+    Args:
+        identity: what the node says of itself.
+        secrets: the current cluster secret, then an older one that is tried where it is refused.
+    """
+
+    def __init__(self, identity: Callable[[], Identity], secrets: Sequence[Secret], shapes: Shapes | None) -> None:
+        self._identity = identity
+        self._secrets = secrets
+        self._shapes = shapes
+        self._links: set[Link] = set()
+        self._answered = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def order(self, asker: ControlLink, message: dict[str, Any]) -> None:
+        """Measure the way to the node that `message` names, and reply with it and both ends' IP addresses.
+
+        Raises:
+            Busy: another one is under way. WireError: the asker may not, or the message is not one.
+        """
+        if asker.peer.role not in ASKERS:
+            raise WireError(f"{asker.peer.node_id} ({asker.peer.role}) may not order a measurement")
+        if self._task is not None and not self._task.done():
+            raise Busy("a measurement is under way on this node", advice="Try again in a moment.")
+        request_id, node = field(message, "id", str), field(message, "node", str)
+        addresses = _read_addresses(field(message, "addresses", list))
+        pings, seconds = field(message, "pings", int), float(field(message, "seconds", (int, float)))
+        if pings < 1 or not 0 < seconds <= measuring.MAX_SECONDS:
+            raise WireError(f"an order to measure with {pings} pings for {seconds} s")
+        work = self._measure(node, addresses, pings, seconds)
+        self._task = asyncio.get_running_loop().create_task(self._reply(asker, request_id, work))
+
+    def arrived(self, link: Link) -> None:
+        """Answer the measurements of somebody else; called with what its listener has let in."""
+        if self._answered >= MAX_ANSWERED:
+            link.close()
+            return
+        self._answered += 1
+        self._links.add(link)
+        answering = _on_thread(lambda: measuring.answer(link), "measured")
+
+        def done(future: asyncio.Future[None]) -> None:
+            self._answered -= 1
+            self._links.discard(link)
+            if not future.cancelled() and isinstance(error := future.exception(), Exception):
+                log.info("a measurement by %s ended early: %s", link.peer.node_id, error)
+
+        answering.add_done_callback(done)
+
+    def close(self) -> None:
+        """Break off what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+        for link in list(self._links):
+            link.hang_up()
+
+    # -- one measurement --------------------------------------------------------------------------
+
+    async def _reply(self, asker: ControlLink, request_id: str, work: Any) -> None:
+        me = self._identity().node_id
+        try:
+            asker.send({"type": "reply", "id": request_id, **await work})
+        except Exception as error:  # noqa: BLE001  # whatever went wrong, somebody waits for an answer
+            asker.send({"type": "error", "id": request_id, "error": errors.wrap(error, me).to_dict()})
+
+    async def _measure(self, node: str, addresses: list[Address], pings: int, seconds: float) -> dict[str, Any]:
+        link = await self._dial(node, addresses)
+        self._links.add(link)
+        try:
+            peer = link.peer.address[0]
+            used = [_source(peer), peer]
+            limit = measuring.longest_s(pings, seconds) + measuring.STALL_S
+            async with asyncio.timeout(limit):
+                measured = await _on_thread(lambda: measuring.measure(link, pings=pings, seconds=seconds), "measure")
+        except TimeoutError:
+            raise PeerLost(f"a measurement took longer than {limit:.0f} s", node=node) from None
+        finally:
+            link.hang_up()
+            self._links.discard(link)
+        return {"measured": measured.to_dict(), "used": used}
+
+    async def _dial(self, node: str, addresses: list[Address]) -> Link:
+        last: MlxcelError = PeerLost("has no address to be dialled at", node=node)
+        for address in addresses:
+            try:
+                return await dial(
+                    self._identity(),
+                    self._secrets[0],
+                    address,
+                    expect_node_id=node,
+                    hello={"link": measuring.LINK},
+                    previous_secret=self._secrets[1] if len(self._secrets) > 1 else None,
+                    deadline=times.HANDSHAKE_S / len(addresses),
+                    shapes=self._shapes,
+                )
+            except MlxcelError as error:
+                last = error
+        raise last
+
+
+def _read_addresses(texts: list[Any]) -> list[Address]:
+    try:
+        return [parse_address(str(text)) for text in texts[:MAX_ADDRESSES]]
+    except ConfigError as error:
+        raise WireError(f"an order to measure: {error.cause}") from None
+
+
+def _source(peer: str) -> str:
+    """This host's address on the way to the address `peer`; "" when there is no way. Nothing is sent."""
+    try:
+        family, kind, _, _, to = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe_sock:
+            probe_sock.connect(to)
+            return str(probe_sock.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _on_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run `work` on a daemon thread: one that hangs in the system holds up no exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # None only where T is None
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as caught:  # noqa: BLE001  # told to whoever awaits
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=f"mlxcel-{name}", daemon=True).start()
+    return future
