@@ -14,7 +14,7 @@ import math
 import socket
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlxcel_nb.errors import FrameError, MlxcelError, PeerLost, WireError
 from mlxcel_nb.net.controls import Abort, Controls
@@ -22,6 +22,7 @@ from mlxcel_nb.net.inbox import TENSOR_CHANNEL, Inbox, Tensor
 from mlxcel_nb.net.interrupt import Interrupt
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.outgoing import Outgoing
+from mlxcel_nb.net.stream import Stream
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.net.waiting import Patience, wait
 from mlxcel_nb.util import times
@@ -38,17 +39,6 @@ READ_BYTES = 256 * 1024
 
 MAX_SPIN_S = 150e-6
 """Polling longer than this before blocking costs more than it gains when ranks share cores."""
-
-
-class Stream(Protocol):
-    """What a hot link asks of its socket, or of what stands in its place (`net.ucx`). Nothing blocks."""
-
-    def send(self, data: memoryview, /) -> int: ...
-    def recv_into(self, buffer: memoryview, /) -> int: ...
-    def recv(self, count: int, /) -> bytes: ...
-    def shutdown(self, how: int, /) -> None: ...
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
 
 
 class HotLink:

@@ -349,7 +349,7 @@ def test_a_credit_of_nothing_is_no_error():
 
 def last_frame(link: HotLink) -> Frame | None:
     """The last frame before the end of the stream, which must be a clean one."""
-    link._sock.settimeout(5)
+    link.link.sock.settimeout(5)
     last = None
     while data := link._sock.recv(65536):
         link._reader.feed(data)
