@@ -10,6 +10,7 @@ import collections
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mlxcel_nb.errors import WireError
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.wire import tensors
 from mlxcel_nb.wire.credits import ReceiveCredits
@@ -60,6 +61,8 @@ class Inbox:
         Args:
             tag, name: what is waited for, if anything: recognised without parsing.
         """
+        if frame.channel != TENSOR_CHANNEL:
+            raise WireError(f"a tensor frame on channel {frame.channel}, which nobody opened for it")
         self._credits.received(frame.channel)
         if self._kept_bytes > KEPT_BYTES:
             self._ungranted += 1

@@ -329,3 +329,52 @@ def open_secret(sealed: bytes, private: X25519PrivateKey, *, cluster: str, node_
     client = sealed[:32]
     key = _sealing_key(shared(private, client), client, public_bytes(private), cluster)
     return AESGCM(key).decrypt(bytes(12), sealed[32:], node_id.encode())
+
+
+# ------------------------------------------------------------------------------------------------------- caches
+
+KV_BEGIN, KV_LAYER, KV_PIECE, KV_END, KV_ACK, KV_REFUSE, KV_ABANDON = range(1, 8)
+KV_WHOLE = (1 << 32) - 1
+KV_PLAIN = 1
+
+
+@dataclass(frozen=True)
+class KVHead:
+    """What leads every message of a transfer."""
+
+    kind: int = KV_BEGIN
+    layout: int = KV_PLAIN
+    dtype: int = 0
+    transfer: int = 1
+    epoch: int = 7
+    layer: int = KV_WHOLE
+    heads: tuple[int, int] = (0, 2)
+    tokens: tuple[int, int] = (0, 8)
+    model: bytes = b"m" * 32
+    request: str | bytes = "r-1"
+    version: int = 1
+
+    def but(self, **changes: Any) -> KVHead:
+        return replace(self, **changes)
+
+    def message(self, body: bytes = b"") -> bytes:
+        fixed = (self.version, self.kind, self.layout, self.dtype, self.transfer, self.epoch, self.layer)
+        return struct.pack(">BBBBIQIIIII", *fixed, *self.heads, *self.tokens) + self.model + str8(self.request) + body
+
+
+def kv_begin_body(layers: tuple[int, ...], nbytes: int) -> bytes:
+    return struct.pack(f">H{len(layers)}IQ", len(layers), *layers, nbytes)
+
+
+def kv_layer_body(arrays: tuple[tuple[int, int, tuple[int, ...]], ...], scalars: bytes = b"\x80") -> bytes:
+    """`arrays` are dtype, axis along which pieces are cut, and dims."""
+    specs = (struct.pack(f">BBB{len(dims)}I", dtype, axis, len(dims), *dims) for dtype, axis, dims in arrays)
+    return bytes([len(arrays)]) + b"".join(specs) + scalars
+
+
+def kv_piece_body(array: int, begin: int, end: int, whole: bytes) -> bytes:
+    return struct.pack(">BII", array, begin, end) + whole
+
+
+def kv_counts(pieces: int, nbytes: int) -> bytes:
+    return struct.pack(">IQ", pieces, nbytes)

@@ -27,11 +27,11 @@ START_S = 40.0
 
 
 class Command:
-    """A running `mlxcel-nb`, with the lines it has printed."""
+    """A running `mlxcel-nb`, or another program in Python, with the lines it has printed."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], program: tuple[str, ...] = ("-m", "mlxcel_nb")) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlxcel_nb", *arguments],
+            [sys.executable, *program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -90,8 +90,8 @@ class Command:
 
 
 @contextlib.contextmanager
-def command(*arguments: str) -> Iterator[Command]:
-    running = Command(list(arguments))
+def command(*arguments: str, program: tuple[str, ...] = ("-m", "mlxcel_nb")) -> Iterator[Command]:
+    running = Command(list(arguments), program)
     try:
         yield running
     finally:
