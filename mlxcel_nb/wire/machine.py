@@ -56,6 +56,8 @@ class Established:
 
     peer: Hello
     suite: int
+    transports: int
+    """The bits of `transports` that both sides named."""
     is_client: bool
     """The client opens odd channels, the server even ones."""
     send: DirectionKeys
@@ -213,6 +215,7 @@ class Handshake(ABC):
         self.established = Established(
             peer=self.peer,
             suite=self.identity.suite,
+            transports=self._hello.transports & self.peer.transports,
             is_client=is_client,
             send=send,
             receive=receive,
