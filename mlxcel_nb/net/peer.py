@@ -25,7 +25,8 @@ class Peer:
         self.backoff = Backoff()
         self.attempt: asyncio.Task[None] | None = None
         self.linked_at = 0.0
-        self.complained = False
+        self.complaint = ""
+        """What was said last of why it cannot be let in, or does not let us in."""
         self._linked = asyncio.Event()
         self._lost = asyncio.Event()
         self._last: ControlLink | None = None

@@ -35,7 +35,7 @@ from mlxcel_nb.cluster.membership import (
 )
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import Shapes
-from mlxcel_nb.errors import AuthenticationFailed, HandshakeError, MlxcelError, PeerLost, StepTimeout
+from mlxcel_nb.errors import HandshakeError, MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.backoff import Backoff
 from mlxcel_nb.net.dial import dial
@@ -347,10 +347,10 @@ class Pool:
             self._gone(spare, spare.reason, goodbye=True)
 
     def _log_failure(self, peer: Peer, error: MlxcelError) -> None:
-        """A peer that cannot be let in is said once; one that is merely not there is in the status."""
-        if isinstance(error, AuthenticationFailed) and not peer.complained:
+        """A refusal, the peer's or ours, is said once; a peer that is merely not there is in the status."""
+        if isinstance(error, HandshakeError) and error.cause != peer.complaint:
             log.warning("%s", error)
-        peer.complained = isinstance(error, AuthenticationFailed)
+            peer.complaint = error.cause
 
     # -- what links say ---------------------------------------------------------------------------
 

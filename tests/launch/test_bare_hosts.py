@@ -108,3 +108,5 @@ def test_a_node_is_let_in_from_its_own_address_alone(start: Start, tmp_path: Pat
         b.line("a is alive")
         a.line("b is alive")
         assert "a is alive" not in impostor.said, impostor.said
+        refusals = [line for line in impostor.err if f"b is configured at {beta.address}, not at" in line]
+        assert len(refusals) == 1, impostor.said
