@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import re
 import subprocess
@@ -65,7 +66,8 @@ def tracked_text() -> dict[Path, str]:
     for name in filter(None, listed.split("\0")):
         path = REPO / name
         if path.is_file() and b"\0" not in (data := path.read_bytes()):
-            found[Path(name)] = data.decode()
+            with contextlib.suppress(UnicodeDecodeError):  # a corpus of inputs holds what is no text
+                found[Path(name)] = data.decode()
     return found
 
 

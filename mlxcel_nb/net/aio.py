@@ -19,6 +19,7 @@ from mlxcel_nb.errors import MlxcelError, PeerLost, WireError
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.liveness import Health, Liveness
 from mlxcel_nb.net.pings import Pings
+from mlxcel_nb.net.sending import Sending
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger, trail
 from mlxcel_nb.wire import messages
@@ -66,7 +67,6 @@ class ControlLink:
         self.reason = ""
         self.cut = False
         """Whether the connection was reset or ended without a goodbye: the peer itself may still be there."""
-        self.sent_bytes = 0
         self.received_bytes = 0
         self._on_message = on_message
         self._on_stream = on_stream
@@ -75,9 +75,7 @@ class ControlLink:
         self._loop = asyncio.get_running_loop()
         self._sock = link.sock
         self._fd = link.sock.fileno()
-        self._queue: collections.deque[tuple[Kind, memoryview]] = collections.deque()
-        self._queued_bytes = 0
-        self._deaf = False
+        self._out = Sending(link.sock, link.sealer)
         self._may_send = SendCredits()
         self._lets_send = ReceiveCredits()
         self._stream_channel = 1 if link.dialled else 2
@@ -128,7 +126,7 @@ class ControlLink:
         Raises:
             PeerLost: the link ended before.
         """
-        if self.open and (self._queue or self._backlog):
+        if self.open and (self._out.waiting or self._backlog):
             done = self._loop.create_future()
             self._drained.append(done)
             await done
@@ -176,11 +174,13 @@ class ControlLink:
             "address": self.peer.where,
             "cipher": self.link.suite_name,
             "transport": self.link.transport,
+            "path": self.link.path,
+            "why": self.link.why,
             "shape": self.link.shape.words if self.link.shape else "",
             "state": self.state,
             "reason": self.reason,
             "rtt_s": self.rtt_s,
-            "sent_bytes": self.sent_bytes,
+            "sent_bytes": self._out.sent_bytes,
             "received_bytes": self.received_bytes,
             "age_s": time.monotonic() - self.link.since,
             "versions": self.peer.versions,
@@ -209,51 +209,22 @@ class ControlLink:
     # -- writing ----------------------------------------------------------------------------------
 
     def _write(self, kind: Kind, channel: int, *parts: bytes | memoryview) -> None:
-        sealed = self.link.sealer.seal(kind, channel, *parts)
-        if not self._queue:
-            sent = self._push(sealed)
-            if sent == len(sealed):
-                return
-            sealed = sealed[sent:]
+        waited = self._out.waiting
+        self._out.put(kind, channel, *parts)
+        if self._out.waiting and not waited:
             self._loop.add_writer(self._fd, self._writable)
-        self._queue.append((kind, memoryview(bytes(sealed))))
-        self._queued_bytes += len(sealed)
-        if self._queued_bytes > QUEUE_BYTES:
+        if self._out.queued_bytes > QUEUE_BYTES:
             self.give_up("does not read what it is sent")
 
-    def _push(self, data: memoryview) -> int:
-        """Give the kernel what it takes of `data`.
-
-        A connection that takes no more is not over yet: the peer's last words may still be there to be read, and
-        the end will be read behind them.
-        """
-        if self._deaf:
-            return len(data)
-        try:
-            sent = self._sock.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self._deaf = True
-            return len(data)
-        self.sent_bytes += sent
-        return sent
-
     def _writable(self) -> None:
-        while self._queue:
-            kind, data = self._queue[0]
-            sent = self._push(data)
-            self._queued_bytes -= sent
-            if sent < len(data):
-                self._queue[0] = (kind, data[sent:])
-                return
-            self._queue.popleft()
-        self._loop.remove_writer(self._fd)
-        self._settle()
+        self._out.flush()
+        if not self._out.waiting:
+            self._loop.remove_writer(self._fd)
+            self._settle()
 
     def _settle(self) -> None:
         """Wake those who wait for everything to be sent."""
-        if not self.open or not (self._queue or self._backlog):
+        if not self.open or not (self._out.waiting or self._backlog):
             for done in self._drained:
                 if not done.done():
                     done.set_result(None)
@@ -335,7 +306,7 @@ class ControlLink:
     # -- pings and the peer's life ----------------------------------------------------------------
 
     def _answer(self, frame: Frame) -> None:
-        if sum(kind is Kind.PONG for kind, _ in self._queue) >= MAX_UNANSWERED_PINGS:
+        if self._out.count(Kind.PONG) >= MAX_UNANSWERED_PINGS:
             raise WireError(f"more than {MAX_UNANSWERED_PINGS} pings without reading the pongs")
         self._write(Kind.PONG, frame.channel, frame.payload)
 
@@ -344,6 +315,8 @@ class ControlLink:
 
     def _tick(self) -> None:
         """Judge the peer's silence, and ping it when the link is idle."""
+        if self._out.moved() and self._out.waiting:
+            self._life.took(self._loop.time())
         judgement = self._life.judge(self._loop.time())
         if judgement.health is Health.DEAD:
             self.give_up(judgement.reason)
@@ -351,7 +324,7 @@ class ControlLink:
             self.state, self.reason = "suspect", judgement.reason
             self._on_state(self, "suspect", self.reason)
         if self.open:
-            if judgement.ping and not self._pings.full and not self._queue:
+            if judgement.ping and not self._pings.full:
                 self._send_ping()
             self._timer = self._loop.call_at(self._life.due, self._tick)
 
@@ -366,15 +339,8 @@ class ControlLink:
 
     def _farewell(self, reason: str) -> None:
         """The close frame, if the socket still takes one, and the end of this direction."""
-        with contextlib.suppress(OSError, MlxcelError):
-            while self._queue:
-                _, data = self._queue[0]
-                sent = self._sock.send(data)
-                if sent < len(data):
-                    break
-                self._queue.popleft()
-            if not self._queue:
-                self._sock.send(self.link.sealer.seal_close(reason))
+        self._out.farewell(reason)
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
             self._sock.recv(READ_BYTES)  # unread input would turn the goodbye into a reset
 
@@ -385,7 +351,7 @@ class ControlLink:
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._timer.cancel()
-        self._queue.clear()
+        self._out.clear()
         self._backlog.clear()
         self._pings.end(PeerLost(self.reason or "the link is closed", node=self.peer.node_id))
         self._settle()

@@ -55,6 +55,10 @@ class Liveness:
         elif frames or self._frame_since is None:
             self._frame_since = now
 
+    def took(self, now: float) -> None:
+        """The peer has read of what it is sent, though it says nothing: a slow reader is no dead one."""
+        self._heard = now
+
     def judge(self, now: float) -> Judgement:
         """To be called at `due`. A call that comes late is not held against the peer: this process was asleep."""
         if (late := now - self.due) > times.PING_S:
