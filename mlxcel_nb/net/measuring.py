@@ -7,20 +7,25 @@ receiver knows what has arrived. Both are members; what the source asks for is b
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
 import socket
 import statistics
 import struct
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mlxcel_nb.errors import MlxcelError, StepTimeout, WireError
 from mlxcel_nb.net.hot import HotLink
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.tag import Tag
+
+T = TypeVar("T")
 
 LINK = "measure"
 """What such a link says it is for, in its first message."""
@@ -88,6 +93,22 @@ class Measured:
         if not all(math.isfinite(value) and value >= 0 for value in numbers.values()):
             raise WireError("a report of a measurement with figures that cannot be")
         return cls(**numbers, pings=pings)
+
+
+async def measured(link: Link, pings: int, seconds: float) -> Measured:
+    """`measure`, on a thread of its own; the caller's loop goes on.
+
+    Raises:
+        StepTimeout: it took longer than it may. MlxcelError: as `measure`.
+    """
+    limit = longest_s(pings, seconds) + STALL_S
+    try:
+        async with asyncio.timeout(limit):
+            return await on_thread(lambda: measure(link, pings=pings, seconds=seconds), "measure")
+    except TimeoutError:
+        raise StepTimeout(f"a measurement took longer than {limit:.0f} s", node=link.peer.node_id) from None
+    finally:
+        link.hang_up()
 
 
 def longest_s(pings: int, seconds: float) -> float:
@@ -221,3 +242,40 @@ def _soon() -> float:
 def _check(hot: HotLink, end: float) -> None:
     if time.monotonic() > end:
         raise StepTimeout("the measurement took too long", node=hot.node, advice="The path may be all but cut.")
+
+
+def source_of(peer: str) -> str:
+    """This host's address on the way to the address `peer`; "" when there is no way. Nothing is sent."""
+    try:
+        family, kind, _, _, to = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe_sock:
+            probe_sock.connect(to)
+            return str(probe_sock.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def on_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run `work` on a daemon thread: one that hangs in the system holds up no exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # None only where T is None
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as caught:  # noqa: BLE001  # told to whoever awaits
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=f"mlxcel-{name}", daemon=True).start()
+    return future

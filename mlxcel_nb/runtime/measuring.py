@@ -7,11 +7,8 @@ the command line may order one, a node makes one at a time, and `net.measuring` 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address, parse_address
@@ -28,8 +25,6 @@ from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.wire.handshake import Identity
 
 log = get_logger("runtime.measuring")
-
-T = TypeVar("T")
 
 ASKERS = frozenset({"router", "visitor"})
 """Roles whose orders are obeyed."""
@@ -81,7 +76,7 @@ class Measuring:
             return
         self._answered += 1
         self._links.add(link)
-        answering = _on_thread(lambda: measuring.answer(link), "measured")
+        answering = measuring.on_thread(lambda: measuring.answer(link), "measured")
 
         def done(future: asyncio.Future[None]) -> None:
             self._answered -= 1
@@ -110,18 +105,13 @@ class Measuring:
     async def _measure(self, node: str, addresses: list[Address], pings: int, seconds: float) -> dict[str, Any]:
         link = await self._dial(node, addresses)
         self._links.add(link)
+        peer = link.peer.address[0]
+        ours = measuring.source_of(peer)
         try:
-            peer = link.peer.address[0]
-            used = [_source(peer), peer]
-            limit = measuring.longest_s(pings, seconds) + measuring.STALL_S
-            async with asyncio.timeout(limit):
-                measured = await _on_thread(lambda: measuring.measure(link, pings=pings, seconds=seconds), "measure")
-        except TimeoutError:
-            raise PeerLost(f"a measurement took longer than {limit:.0f} s", node=node) from None
+            found = await measuring.measured(link, pings, seconds)
         finally:
-            link.hang_up()
             self._links.discard(link)
-        return {"measured": measured.to_dict(), "used": used}
+        return {"measured": found.to_dict(), "used": [ours, peer]}
 
     async def _dial(self, node: str, addresses: list[Address]) -> Link:
         last: MlxcelError = PeerLost("has no address to be dialled at", node=node)
@@ -147,40 +137,3 @@ def _read_addresses(texts: list[Any]) -> list[Address]:
         return [parse_address(str(text)) for text in texts[:MAX_ADDRESSES]]
     except ConfigError as error:
         raise WireError(f"an order to measure: {error.cause}") from None
-
-
-def _source(peer: str) -> str:
-    """This host's address on the way to the address `peer`; "" when there is no way. Nothing is sent."""
-    try:
-        family, kind, _, _, to = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe_sock:
-            probe_sock.connect(to)
-            return str(probe_sock.getsockname()[0])
-    except OSError:
-        return ""
-
-
-def _on_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Run `work` on a daemon thread: one that hangs in the system holds up no exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]  # None only where T is None
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except Exception as caught:  # noqa: BLE001  # told to whoever awaits
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name=f"mlxcel-{name}", daemon=True).start()
-    return future

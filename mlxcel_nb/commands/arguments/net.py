@@ -8,9 +8,12 @@ from mlxcel_nb.wire import hello
 
 SUITES = tuple(hello.SUITES.values())
 
+PINGS, SECONDS, MAX_SECONDS = 20, 0.5, 10.0
+"""As in `net.measuring`, which is too heavy to be imported for a command line; a test holds them together."""
+
 
 def add(tree: Tree) -> None:
-    group = tree.group("net", "try the encrypted data plane between two hosts")
+    group = tree.group("net", "try and measure the encrypted data plane")
     detail = (
         "Every peer that is turned away is a line on standard error. Exit status at the end: 1 when peers came with "
         "another secret, version, cipher suite or cluster and nobody else did, else 0."
@@ -24,6 +27,30 @@ def add(tree: Tree) -> None:
     ping.add("--count", type=shared.count, default=10, metavar="N", help="how many pings (default 10)")
     ping.add("--size", type=shared.size, default=64, metavar="BYTES", help="filler of a ping, up to 1 MiB (default 64)")
     ping.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object")
+    _test(group)
+
+
+def _test(group: Tree) -> None:
+    notebook = group.here is Where.MAGIC
+    detail = (
+        "Every node measures its way to every other, one pair after the other, over encrypted links like those that "
+        "carry activations. Exit status 1 when a pair could not be measured."
+    )
+    test = group.leaf(
+        "test", "latency and bandwidth of every pair of nodes, as a heat map", "nettest:test", detail=detail
+    )
+    file = "test the bare nodes of this cluster file" + (" (default: this notebook's cluster)" if notebook else "")
+    test.add("--config", metavar="FILE", required=not notebook, completes=Kind.PATH, help=file)
+    shared.secret_file(test, "the cluster secret, for --config (default: as in the file)")
+    older = "an older secret that is still good while it is replaced"
+    test.add("--previous-secret-file", metavar="FILE", completes=Kind.PATH, help=older)
+    test.add("--suite", choices=SUITES, default=SUITES[0], help="cipher suite of the nodes (default aes-256-gcm)")
+    test.add("--pings", type=shared.count, default=PINGS, metavar="N", help=f"round trips a pair (default {PINGS})")
+    bulk = f"how long bulk is counted for each pair (default {SECONDS:g}, at most {MAX_SECONDS:g})"
+    test.add("--seconds", type=shared.seconds, default=SECONDS, metavar="S", help=bulk)
+    if notebook:
+        shared.on(test)
+    test.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object")
 
 
 def _peer(leaf: Tree) -> None:

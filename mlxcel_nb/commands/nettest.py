@@ -1,0 +1,111 @@
+"""`net test`: how fast every node reaches every other."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.cluster.config import load_config
+from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
+from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.commands.parser import UsageProblem
+from mlxcel_nb.display.heatmap import mesh_view
+from mlxcel_nb.display.view import View, note
+from mlxcel_nb.errors import ConfigError, SecretError, StepTimeout
+from mlxcel_nb.net import discovery, measuring, nettest
+from mlxcel_nb.net.mesh import Mesh
+from mlxcel_nb.util.loop import LoopThread
+
+LISTEN_S = 5.0
+"""For nodes whose ports only their beacons tell: two beacons each, and one that was lost."""
+
+LOOK_S = 0.5
+"""Between two looks at whether it has ended; an interrupt is noticed by then."""
+
+REST_S = 60.0
+"""For all that is not measuring: dialling, and hearing what interfaces there are."""
+
+
+@dataclass(frozen=True)
+class _Whom:
+    """The cluster to be tested. `untold` are nodes whose addresses only beacons tell."""
+
+    cluster: str
+    secrets: list[Secret]
+    nodes: Mapping[str, Sequence[Address]]
+    untold: tuple[str, ...] = ()
+
+
+def test(args: argparse.Namespace, context: Context) -> int:
+    """Handler of `net test`; a notebook runs a loop already, so it gets one of its own."""
+    whom = _from_file(args) if args.config is not None else _own(args, context)
+    if args.pings > measuring.MAX_PINGS or args.seconds > measuring.MAX_SECONDS:
+        what = f"at most {measuring.MAX_PINGS} pings and {measuring.MAX_SECONDS:g} seconds are spent on a pair"
+        raise UsageProblem(what, advice="See: net test -h")
+    effort = nettest.Effort(pings=args.pings, seconds=args.seconds)
+    loop = LoopThread("mlxcel-net-test")
+    try:
+        with context.console.progress(f"Measuring {whom.cluster}") as progress:
+            testing = loop.spawn(_test(whom, args.suite, effort, progress.update))
+            _wait(testing, REST_S + len(whom.nodes) ** 2 * effort.limit_s)
+            mesh = testing.result()
+            if getattr(args, "json", False):
+                line = json.dumps({"cluster": whom.cluster, **mesh.to_dict()})
+                progress.finish(View(line, note(line).html))
+            else:
+                progress.finish(mesh_view(mesh))
+    finally:
+        loop.close()
+    return 1 if mesh.failed else 0
+
+
+async def _test(whom: _Whom, suite: str, effort: nettest.Effort, update: Any) -> Mesh:
+    nodes = dict(whom.nodes)
+    if whom.untold:
+        update(0, 0, f"listening for {', '.join(whom.untold)}")
+        found = await discovery.discover(whom.cluster, whom.secrets, seconds=LISTEN_S)
+        announced = {node.node_id: node.addresses for node in found.nodes}
+        nodes = {node: nodes[node] or announced.get(node, ()) for node in nodes}
+    return await nettest.measure_mesh(nodes, whom.cluster, whom.secrets, suite=suite, effort=effort, on_progress=update)
+
+
+def _wait(testing: concurrent.futures.Future[Mesh], within_s: float) -> None:
+    """Wait for the end, in steps, so that an interrupt is noticed between them."""
+    for _ in range(int(within_s / LOOK_S) + 1):
+        if concurrent.futures.wait([testing], LOOK_S).done:
+            return
+    raise StepTimeout(f"the test did not end within {within_s:.0f} s")
+
+
+def _own(args: argparse.Namespace, context: Context) -> _Whom:
+    """This notebook's cluster."""
+    if args.secret_file is not None or args.previous_secret_file is not None:
+        raise UsageProblem("a secret file belongs to --config", advice="Without it, this notebook's cluster is tested.")
+    cluster = context.session.get(args.cluster).cluster
+    nodes = {node.node_id: [node.address] for node in cluster.nodes}
+    return _Whom(cluster.name, [cluster.secret], nodes)
+
+
+def _from_file(args: argparse.Namespace) -> _Whom:
+    """The bare nodes of a cluster file."""
+    config = load_config(args.config)
+    secret = resolve_secret(file=args.secret_file, toml_file=config.secret_file)
+    if secret is None:
+        raise SecretError(
+            "no cluster secret was given", advice="Use --secret-file, or secret_file in the cluster file."
+        )
+    older = args.previous_secret_file or config.previous_secret_file
+    untold = tuple(entry.id for entry in config.nodes if not entry.address.port)
+    if untold and config.discovery != "beacon":
+        raise ConfigError(f"{args.config} gives {', '.join(untold)} no port", advice="Write one, or set discovery.")
+    return _Whom(
+        cluster=config.name,
+        secrets=[secret, *([read_secret_file(older)] if older else [])],
+        nodes={entry.id: [entry.address] if entry.address.port else [] for entry in config.nodes},
+        untold=untold,
+    )
