@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 
 from mlxcel_nb.cluster.address import canonical_ip
 
 
+@functools.lru_cache(1024)
 def normal_ip(host: str) -> str:
     """`host` in the one spelling it is compared in; a name stays as it is, so it never equals an address."""
     return canonical_ip(host) if is_numeric(host) else host

@@ -24,18 +24,23 @@ from mlxcel_nb.wire.handshake import ClientHandshake, Identity, RejectCode, Stat
 from mlxcel_nb.wire.hello import MAX_MESSAGE
 
 TRIES = 4
-"""Attempts at a listener that is too busy to hear us out."""
+"""Attempts at a listener that closes before it says anything: it is crowded, or another program."""
 
-PAUSE_S = 0.05
-"""Least pause before another attempt; each may take up to twice as long as the one before, by chance."""
+PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
+"""Least pause before another attempt, which doubles up to the latter; by chance each is up to twice as long."""
 
 
 class _Crowded(Exception):
-    """The listener closed us before it said anything of itself: its pending pool is full."""
+    """The listener closed us before it said anything of itself: its pending pool is full.
 
-    def __init__(self, error: HandshakeError) -> None:
+    Args:
+        told: it said so; else it may also be something else that closes connections.
+    """
+
+    def __init__(self, error: HandshakeError, *, told: bool = False) -> None:
         super().__init__(str(error))
         self.error = error
+        self.told = told
 
 
 async def dial(
@@ -78,6 +83,8 @@ async def dial(
                         raise
             return await attempt.persist(secrets[-1])
     except TimeoutError:
+        if attempt.crowded is not None:
+            raise attempt.crowded from None
         if not attempt.connected:
             raise offline(to, f"no answer within {deadline:g} s", node=expect_node_id) from None
         raise PeerLost(
@@ -111,26 +118,29 @@ class _Attempt:
         self._rekey_every = rekey_every
         self._shapes = shapes
         self.connected = False
+        self.crowded: HandshakeError | None = None
+        """How the last attempt was turned away, where it was."""
         self.left_unanswered = False
         """Whether the server went away after this side's proof, which is one way to say that the secret is wrong."""
 
     async def persist(self, secret: Secret) -> Link:
-        """Try, and again after a jittered moment while the listener is crowded."""
-        pause = PAUSE_S
-        for left in reversed(range(TRIES)):
+        """Try, and again after a jittered moment while the listener is crowded: it says so, or closes in silence."""
+        pause, silences = PAUSE_S, 0
+        while True:
             try:
                 return await self._once(secret)
-            except _Crowded as crowded:
-                if not left:
-                    raise crowded.error from None
+            except _Crowded as turned_away:
+                silences += not turned_away.told
+                if silences == TRIES:
+                    raise turned_away.error from None
+                self.crowded = turned_away.error
             await asyncio.sleep(pause * (1 + random.random()))
-            pause *= 2
-        raise AssertionError("unreachable")
+            pause = min(2 * pause, MAX_PAUSE_S)
 
     async def _once(self, secret: Secret) -> Link:
         self.connected = self.left_unanswered = False
         sock = await connect(self._address, node=self._expect_node_id)
-        self.connected = True
+        self.connected, self.crowded = True, None
         try:
             handshake = await self._shake_hands(sock, secret)
             assert handshake.established is not None
@@ -176,7 +186,7 @@ class _Attempt:
             refusal = handshake.refusal
             turned_away = refusal and not refusal.authenticated and refusal.code == RejectCode.PENDING
             if turned_away or (ended and handshake.peer is None):
-                raise _Crowded(error) from None
+                raise _Crowded(error, told=bool(turned_away)) from None
             if ended:
                 self.left_unanswered = True
                 advice = "Its log says why; a different secret is the usual reason."

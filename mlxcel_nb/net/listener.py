@@ -43,7 +43,7 @@ from mlxcel_nb.wire.handshake import Identity, RejectCode, ServerHandshake, Stat
 
 log = get_logger("net.listener")
 
-ACCEPTS_PER_TURN = 64
+ACCEPTS_PER_TURN = 16
 """Connections taken before the loop's other work gets its turn."""
 
 ACCEPT_PAUSE_S = 0.2
@@ -98,6 +98,8 @@ class Listener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._logged: dict[tuple[str, str], float] = {}
         self.address: Address | None = None
+        self.bound = ""
+        """The IP address the socket is bound to, whatever name led there."""
         self.counts: collections.Counter[str] = collections.Counter()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, port_range: tuple[int, int] | None = None) -> Address:
@@ -117,6 +119,7 @@ class Listener:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self.address = Address(host, sock.getsockname()[1])
+        self.bound = sock.getsockname()[0]
         self._loop.add_reader(sock.fileno(), self._accept)
         return self.address
 
@@ -185,7 +188,7 @@ class Listener:
             self._complain(ip, "crowded", arrival.reason)
             with contextlib.suppress(OSError):
                 sock.send(encode_reject(RejectCode.PENDING))
-            sock.close()
+            _close_politely(sock)
             return
         task = self._loop.create_task(self._visit(sock, ip))
         self._visits[sock] = task
@@ -232,10 +235,14 @@ class Listener:
     async def _welcome(self, sock: socket.socket, ip: str) -> Link:
         """The whole of the handshake, the verdict, and the first control frames."""
         loop = asyncio.get_running_loop()
+        due = loop.time() + times.HANDSHAKE_S
+        async with asyncio.timeout_at(due):
+            first = await loop.sock_recv(sock, BUFFER_BYTES)
+        # Keys are made for those who say something: most of a flood never does.
         handshake = ServerHandshake(self._own(), self._secrets, where=f"host {ip}")
         try:
-            async with asyncio.timeout(times.HANDSHAKE_S):
-                await self._until_proof(sock, handshake)
+            async with asyncio.timeout_at(due):
+                await self._until_proof(sock, handshake, first)
             guest = await self._judge(sock, handshake, ip)
         except HandshakeError:
             if data := handshake.data_to_send():
@@ -266,11 +273,11 @@ class Listener:
         link.at_end(lambda: self._left(guest))
         return link
 
-    async def _until_proof(self, sock: socket.socket, handshake: ServerHandshake) -> None:
+    async def _until_proof(self, sock: socket.socket, handshake: ServerHandshake, received: bytes) -> None:
+        """Hear the client out, `received` being what it said first."""
         loop = asyncio.get_running_loop()
         room, state = BUFFER_BYTES, handshake.state
-        while handshake.state is not State.AWAITING_VERDICT:
-            received = await loop.sock_recv(sock, room)
+        while True:
             if not received:
                 handshake.receive_eof()
             handshake.receive_data(received)
@@ -280,6 +287,9 @@ class Listener:
                 self._pool.hello_received(sock)
             if data := handshake.data_to_send():
                 await loop.sock_sendall(sock, data)
+            if handshake.state is State.AWAITING_VERDICT:
+                return
+            received = await loop.sock_recv(sock, room)
 
     async def _judge(self, sock: socket.socket, handshake: ServerHandshake, ip: str) -> Guest:
         """Give the verdict; raises what was refused."""

@@ -7,6 +7,7 @@ from its loop; the pool decides, the listener closes sockets and keeps the time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -20,6 +21,11 @@ PER_ADDRESS = 8
 
 BUFFER_BYTES = 1033
 """Unparsed bytes of one connection: the largest message of the handshake, header included."""
+
+
+@functools.lru_cache(1024)
+def _is_loopback(ip: str) -> bool:
+    return Address(ip, 0).is_loopback
 
 
 @dataclass(eq=False)
@@ -58,7 +64,7 @@ class PendingPool:
 
     def arrive(self, key: Hashable, ip: str) -> Arrival:
         """Place the connection `key` that comes from `ip`, or say why not."""
-        exempt = Address(ip, 0).is_loopback or ip in self.trusted
+        exempt = _is_loopback(ip) or ip in self.trusted
         if not exempt and sum(w.ip == ip for w in self._members.values()) >= self.per_address:
             return Arrival(admitted=False, reason=f"{self.per_address} handshakes from {ip} already pending")
         evicted = None

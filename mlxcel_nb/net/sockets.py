@@ -26,7 +26,9 @@ comes first and names the node."""
 STAGGER_S = 0.25
 """Head start of one address over the next when a name has several (RFC 8305)."""
 
-BACKLOG = 256
+BACKLOG = 4096
+"""Connections that wait to be accepted; the system may grant less. When the queue is full a newcomer is dropped, and
+tries again only after a second, so it holds a flood that comes all at once."""
 
 _KEEPALIVE_IDLE_S = 10
 _KEEPALIVE_INTERVAL_S = 5

@@ -9,10 +9,8 @@ import socket
 
 import pytest
 
-from mlxcel_nb.errors import (
-    AuthenticationFailed,
-)
-from mlxcel_nb.net.dial import dial
+from mlxcel_nb.errors import AuthenticationFailed, HandshakeError
+from mlxcel_nb.net.dial import TRIES, dial
 from mlxcel_nb.net.pending import POOL_SIZE
 from mlxcel_nb.util import times
 from mlxcel_nb.wire.handshake import ClientHandshake
@@ -72,26 +70,69 @@ def test_a_slow_loris_has_five_seconds_for_all_its_bytes(monkeypatch):
     run(case())
 
 
-def test_a_crowded_listener_is_tried_again(monkeypatch):
+@pytest.fixture
+def crowd(monkeypatch):
+    """A listener's pool turns the first so many away, and counts them."""
+
+    def fill(listener, times):
+        turned_away = []
+        arrive = listener._pool.arrive
+
+        def crowded(key, ip):
+            arrival = arrive(key, ip)
+            if len(turned_away) < times:
+                turned_away.append(ip)
+                listener._pool.leave(key)
+                return dataclasses.replace(arrival, admitted=False, reason="full")
+            return arrival
+
+        monkeypatch.setattr(listener._pool, "arrive", crowded)
+        return turned_away
+
+    return fill
+
+
+@pytest.mark.parametrize("times", [2, TRIES + 2])
+def test_a_crowded_listener_is_tried_again(crowd, times):
     """The first attempts are turned away; a client with patience gets in."""
 
     async def case():
         async with listening() as (listener, address, _links):
-            turned_away = 0
-            arrive = listener._pool.arrive
-
-            def crowded(key, ip):
-                nonlocal turned_away
-                arrival = arrive(key, ip)
-                if turned_away < 2:
-                    turned_away += 1
-                    listener._pool.leave(key)
-                    return dataclasses.replace(arrival, admitted=False, reason="full")
-                return arrival
-
-            monkeypatch.setattr(listener._pool, "arrive", crowded)
+            turned_away = crowd(listener, times)
             (await dial(identity("client"), SECRET, address)).close()
-            assert turned_away == 2
+            assert len(turned_away) == times
+
+    run(case())
+
+
+def test_a_listener_that_stays_crowded_is_named_so_at_the_deadline(crowd):
+    async def case():
+        async with listening() as (listener, address, _links):
+            turned_away = crowd(listener, 1000)
+            with pytest.raises(HandshakeError, match="too many unfinished connections"):
+                await dial(identity("client"), SECRET, address, deadline=1.0)
+            assert len(turned_away) >= 2
+
+    run(case())
+
+
+def test_what_closes_in_silence_is_given_up_soon():
+    """It is no listener of ours, or a crowded one that could not say so."""
+
+    async def case():
+        came = 0
+
+        def close(_reader, writer):
+            nonlocal came
+            came += 1
+            writer.close()
+
+        server = await asyncio.start_server(close, "127.0.0.1")
+        async with server:
+            host, port = server.sockets[0].getsockname()
+            with pytest.raises(HandshakeError):
+                await dial(identity("client"), SECRET, f"{host}:{port}", deadline=15)
+        assert came == TRIES
 
     run(case())
 
