@@ -257,12 +257,14 @@ class Cluster(AsyncTwins):
                 f"{plan.layout.name} needs {needed} engines, but {dead} is dead",
                 advice="Stop the cluster and start it again, or split the model less.",
             )
+        members = tuple(Member(node_id=n.node_id, address=str(n.address)) for n in alive[:needed])
         return LoadOrder(
             id=new_id(),
             instance=new_id(),
             model=str(plan.path),
             layout=plan.layout,
-            members=tuple(Member(node_id=n.node_id, address=str(n.address)) for n in alive[:needed]),
+            members=members,
+            paths=loading.agree_paths(router, members, plan.layout),
             dtype=dtype,
             step_s=self.step_s,
             allow_code=allow_code,

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.client.report import LoadProgress, LoadReport, PartReport
-from mlxcel_nb.client.router import Router
+from mlxcel_nb.client.router import Router, new_id
+from mlxcel_nb.cluster.address import parse_address
 from mlxcel_nb.cluster.layout import Layout, make_layout
+from mlxcel_nb.cluster.paths import ASKED_FOR_THUNDERBOLT, Agreement, agree
+from mlxcel_nb.cluster.places import Place
 from mlxcel_nb.errors import ConfigError, MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.models.folder import check_tokenizer, read_json
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.store import resolve
 from mlxcel_nb.plan.shards import check_tp
-from mlxcel_nb.runtime.protocol import LoadOrder, field
+from mlxcel_nb.runtime.protocol import LoadOrder, Member, field
 from mlxcel_nb.util.cores import usable_cores
 
 STALL_S = 60.0
 """Loading fails when no node reports progress for this long."""
 
 POLL_S = 0.2
+
+PLACES_S = 15.0
+"""For all nodes to say where they can be reached; each may have to ask its system first."""
 
 MIN_MOST_ENGINES = 16
 """So many engines are allowed on any machine; beyond, four a core."""
@@ -69,6 +76,49 @@ def check_count(n: int) -> None:
     most = max(MIN_MOST_ENGINES, 4 * usable_cores())
     if not 1 <= n <= most:
         raise ConfigError(f"{n} engines", advice=f"Ask for 1 to {most} on this machine.")
+
+
+def agree_paths(router: Router, members: Sequence[Member], layout: Layout) -> Agreement:
+    """The ways between members that talk to each other, from what each says of its host: agreed here, told to all.
+
+    Engines of this machine are on loopback and need not be asked; a node that does not say is taken at its published
+    address.
+
+    Raises:
+        ConfigError: two that must talk cannot reach each other, and why.
+    """
+    answers: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+    places = {member.node_id: _published(member) for member in members}
+    local = all(parse_address(member.address).is_loopback for member in members)
+    asked = {} if local else {new_id(): member for member in members}
+    try:
+        for request_id, member in asked.items():
+            router.open_inbox(request_id, lambda node, message: answers.put((node, message)))
+            router.send(member.node_id, {"type": "place", "id": request_id})
+        end = time.monotonic() + PLACES_S
+        with contextlib.suppress(queue.Empty):
+            for _ in asked:
+                node, message = answers.get(timeout=max(0.0, end - time.monotonic()))
+                if isinstance(told := message.get("place"), dict):
+                    places[node] = Place.from_dict(node, told)
+    finally:
+        for request_id in asked:
+            router.close_inbox(request_id)
+    return agree([places[member.node_id] for member in members], layout.edges())
+
+
+def _published(member: Member) -> Place:
+    address = parse_address(member.address)
+    return Place(node_id=member.node_id, host="", listens=address.host, port=address.port)
+
+
+def path_warnings(order: LoadOrder) -> list[str]:
+    """What a user who asked for a transport should know: between whom it is another, and why."""
+    return [
+        f"{order.members[a].node_id} and {order.members[b].node_id}: {ways[0]}; {ways[0].reason}"
+        for (a, b), ways in sorted(order.paths.items())
+        if ASKED_FOR_THUNDERBOLT in ways[0].reason
+    ]
 
 
 def load_parts(
@@ -161,7 +211,7 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
         )
         for index, member in enumerate(order.members)
     )
-    warnings = [warning for facts in loaded.values() for warning in facts["warnings"]]
+    warnings = [warning for facts in loaded.values() for warning in facts["warnings"]] + path_warnings(order)
     return LoadReport(
         model=plan.model,
         path=str(plan.path),

@@ -133,6 +133,8 @@ class LinkReport:
 
     Args:
         shape: what it was made to be like, in words; "" for the link as it is.
+        path: the way it takes, as "wired eth0".
+        why: why this way and no better one.
     """
 
     source: str
@@ -141,6 +143,8 @@ class LinkReport:
     transport: str
     rtt_s: float | None
     shape: str = ""
+    path: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +155,7 @@ class NodeReport:
         state: "alive", "suspect" or "dead".
         reason: why it is not alive.
         error: why its part of the model is of no use any more, though it may live itself.
+        surroundings: `transport`, `reason` and `advice`: what its host's links can be at best, where it has asked.
     """
 
     node_id: str
@@ -169,6 +174,7 @@ class NodeReport:
     rank: int | None = None
     layers: tuple[int, int] | None = None
     error: str = ""
+    surroundings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

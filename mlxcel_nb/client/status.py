@@ -68,6 +68,7 @@ def _node(router: Router, engine: EngineInfo, facts: dict[str, Any], exits: Mapp
         rank=model.get("rank"),
         layers=tuple(model["layers"]) if model else None,
         error=facts.get("error") or "",
+        surroundings=facts.get("surroundings") or {},
     )
 
 
@@ -79,6 +80,8 @@ def _link(source: str, target: str, info: dict[str, Any]) -> LinkReport:
         transport=str(info.get("transport", "")),
         rtt_s=info.get("rtt_s"),
         shape=str(info.get("shape", "")),
+        path=str(info.get("path", "")),
+        why=str(info.get("why", "")),
     )
 
 

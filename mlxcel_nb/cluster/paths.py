@@ -34,7 +34,11 @@ from mlxcel_nb.errors import ConfigError, WireError
 
 TITLES = {THUNDERBOLT: "Thunderbolt", WIRED: "wired", WIFI: "Wi-Fi", VPN: "VPN", OTHER: "other", LOOPBACK: "loopback"}
 
-TRANSPORTS = ("auto", "tcp", "thunderbolt", "rdma")
+SAME_HOST = "both on one host"
+"""Why a path is loopback."""
+
+ASKED_FOR_THUNDERBOLT = "Thunderbolt was asked for"
+"""Among the reasons of a path that is none."""
 
 MAX_ROUTES = 6
 """Ways of one pair that are worth trying, one after the other."""
@@ -67,16 +71,17 @@ class Path:
         return [str(self.address), self.kind, self.interface, self.peer_interface, self.reason]
 
 
-def routes(ours: Place, theirs: Place, transport: str = "auto") -> tuple[Path, ...]:
-    """Every way from `ours` to `theirs`, best first; a later one is for when those before it fail.
+Agreement = dict[tuple[int, int], tuple[Path, ...]]
+"""The ways of each pair of members that talk, by their indices: the first of the two dials."""
 
-    Args:
-        transport: "auto" and "rdma" (which needs one as well) take any; "tcp" leaves Thunderbolt alone;
-            "thunderbolt" takes nothing else between hosts.
+
+def routes(ours: Place, theirs: Place) -> tuple[Path, ...]:
+    """Every way from `ours` to `theirs`, best first; a later one is for when those before it fail.
 
     Raises:
         ConfigError: there is none, and why.
     """
+    transport = _transport(ours, theirs)
     if ours.host and ours.host == theirs.host:
         return (_within(theirs),)
     listens = numeric(theirs.listens)
@@ -88,12 +93,14 @@ def routes(ours: Place, theirs: Place, transport: str = "auto") -> tuple[Path, .
             advice=f"Start {theirs.node_id} with --bind and an address of its network.",
         )
     found = [*_pairs(ours, theirs), *_routed(ours, theirs)]
-    wanted = [path for path in found if _allowed(path[1].kind, transport)]
+    wanted = [ranked for ranked in found if transport != "tcp" or ranked[1].kind != THUNDERBOLT]
     if not wanted:
-        raise _no_way(ours, theirs, transport, found)
+        raise _no_way(ours, theirs, found)
     wanted.sort(key=lambda each: each[0])
     best = wanted[0][1].kind
     why_not = _why_not_better(ours, theirs, best, transport)
+    if transport == "thunderbolt" and best != THUNDERBOLT:
+        why_not.insert(0, ASKED_FOR_THUNDERBOLT)
     return tuple(
         Path(
             address=path.address,
@@ -106,19 +113,17 @@ def routes(ours: Place, theirs: Place, transport: str = "auto") -> tuple[Path, .
     )
 
 
-def agree(
-    places: Sequence[Place], edges: Iterable[tuple[int, int]], transport: str = "auto"
-) -> dict[tuple[int, int], tuple[Path, ...]]:
+def agree(places: Sequence[Place], edges: Iterable[tuple[int, int]]) -> Agreement:
     """The ways of every edge (a, b), of which a dials b: made once, handed to all.
 
     Raises:
         ConfigError: two that must talk cannot; every such pair is named.
     """
-    agreed: dict[tuple[int, int], tuple[Path, ...]] = {}
+    agreed: Agreement = {}
     problems: list[ConfigError] = []
     for a, b in sorted(edges):
         try:
-            agreed[a, b] = routes(places[a], places[b], transport)
+            agreed[a, b] = routes(places[a], places[b])
         except ConfigError as error:
             problems.append(error)
     if len(problems) > 1:
@@ -161,7 +166,7 @@ def _within(theirs: Place) -> Path:
         kind=LOOPBACK,
         interface="",
         peer_interface="",
-        reason="both on one host",
+        reason=SAME_HOST,
     )
 
 
@@ -243,10 +248,15 @@ def _routed(ours: Place, theirs: Place) -> list[_Ranked]:
     return found
 
 
-def _allowed(kind: str, transport: str) -> bool:
-    if transport == "tcp":
-        return kind != THUNDERBOLT
-    return transport != "thunderbolt" or kind == THUNDERBOLT
+def _transport(ours: Place, theirs: Place) -> str:
+    """What the two are to use; both have it from one configuration, or "auto"."""
+    wanted = {place.transport for place in (ours, theirs)} - {"auto"}
+    if len(wanted) > 1:
+        raise ConfigError(
+            f"{ours.node_id} is configured for transport {ours.transport}, {theirs.node_id} for {theirs.transport}",
+            advice="Start both from one cluster file.",
+        )
+    return wanted.pop() if wanted else "auto"
 
 
 # ------------------------------------------------------------------------------------------ why not another
@@ -290,15 +300,8 @@ def _obstacle(ours: Place, theirs: Place, kind: str) -> str:
     return f"{title}: no address in common: {ends}"
 
 
-def _no_way(ours: Place, theirs: Place, transport: str, found: Sequence[_Ranked]) -> ConfigError:
+def _no_way(ours: Place, theirs: Place, found: Sequence[_Ranked]) -> ConfigError:
     pair = f"{ours.node_id} and {theirs.node_id}"
-    if transport == "thunderbolt":
-        why = _obstacle(ours, theirs, THUNDERBOLT) or "nothing is known of their interfaces"
-        other = f", though {min(found, key=lambda each: each[0])[1]} would do" if found else ""
-        return ConfigError(
-            f"no Thunderbolt between {pair}: {why.removeprefix('Thunderbolt: ')}{other}",
-            advice='Mend that, or take transport = "auto".',
-        )
     if found:
         return ConfigError(
             f"{pair} have Thunderbolt alone in common, and transport is tcp",

@@ -25,6 +25,10 @@ the same on every host (docker0 is 172.17.0.1 everywhere)."""
 
 KINDS = (*PREFERENCE, VIRTUAL, LOOPBACK)
 
+TRANSPORTS = ("auto", "tcp", "thunderbolt", "rdma")
+"""What a configuration may want: "auto" takes the best way; "tcp" leaves Thunderbolt alone; the others fall
+back to the best way that there is, and say so."""
+
 MAX_INTERFACES = 64
 MAX_ADDRESSES = 16
 """Of one interface, and as many interfaces, that are taken from a peer's word."""
@@ -82,6 +86,7 @@ class Place:
         host: the same for nodes of one network stack, different for any two others; "" where it is not known.
         listens: the IP address its listener is bound to, perhaps a wildcard, or the name it is known by.
         interfaces: none where it listens on loopback alone, or where nobody asked.
+        transport: what its configuration wants of links, one of `TRANSPORTS`.
     """
 
     node_id: str
@@ -89,9 +94,11 @@ class Place:
     listens: str
     port: int
     interfaces: tuple[Interface, ...] = ()
+    transport: str = "auto"
 
     def to_dict(self) -> dict[str, Any]:
         return {
+            "transport": self.transport,
             "host": self.host,
             "listens": self.listens,
             "port": self.port,
@@ -113,7 +120,10 @@ class Place:
                 listens=str(told["listens"]),
                 port=int(told["port"]),
                 interfaces=interfaces,
+                transport=str(told["transport"]),
             )
+            if place.transport not in TRANSPORTS:
+                raise ValueError(f"a transport {place.transport!r:.40}")
             Address(place.listens, place.port)
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise WireError(f"{node_id} tells its addresses in a way that cannot be read: {error}") from None

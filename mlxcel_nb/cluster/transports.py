@@ -93,7 +93,7 @@ def advise(host: HostFacts) -> Advice:
 def _address_advice(host: HostFacts) -> list[str]:
     if host.system == "Linux" and not host.driver:
         return ["Load the driver: modprobe thunderbolt-net"] if host.cable else []
-    idle = [i for i in host.interfaces if i.kind == THUNDERBOLT and not (i.up and i.addresses)]
+    idle = [i for i in host.interfaces if i.kind == THUNDERBOLT and not i.addresses]
     if not host.cable or not idle:
         return []
     if host.system == "Darwin":
@@ -117,6 +117,8 @@ def _no_thunderbolt(host: HostFacts) -> str:
         return "Thunderbolt, but no host is plugged into it"
     if not host.driver:
         return "Thunderbolt, but its networking driver is not loaded"
+    if any(i.kind == THUNDERBOLT and i.addresses for i in host.interfaces):
+        return "Thunderbolt, but its interface is down"
     return "Thunderbolt, but without an address"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxcel_nb.client.report import ClusterStatus, Completion, LinkReport, LoadReport, NodeReport
+from mlxcel_nb.cluster.paths import SAME_HOST
 from mlxcel_nb.display.view import RUN_MIME, Column, State, View, note, stack, table
 from mlxcel_nb.util.units import bytes_text, ms_text
 
@@ -76,6 +77,7 @@ def node_view(status: ClusterStatus, node_id: str) -> View:
         ["pid", node.pid or None],
         ["BLAS", node.blas or None],
         ["threads", node.threads or None],
+        ["links at best", _at_best(node)],
         *_versions(node),
     ]
     shown = [row for row in rows if row[1] is not None]
@@ -88,12 +90,26 @@ def node_view(status: ClusterStatus, node_id: str) -> View:
 def _links(links: Sequence[LinkReport]) -> View:
     columns = [Column("from"), Column("to"), Column("path"), Column("cipher"), Column("round trip", number=True)]
     rows = [[x.source, x.target, _path(x), cipher_text(x.cipher), ms_text(x.rtt_s)] for x in links]
-    return table("Links", columns, rows, [] if rows else ["none"])
+    reasons = [f"{x.source} to {x.target}: {x.path}: {x.why}" for x in links if x.why and x.why != SAME_HOST]
+    return table("Links", columns, rows, reasons if rows else ["none"])
 
 
 def _path(link: LinkReport) -> str:
-    """What a link runs over, and that it was made slower by choice where it was."""
-    return f"{link.transport}, shaped {link.shape}" if link.shape else link.transport
+    """The way a link takes, what it runs over if not TCP, and that it was made slower by choice where it was."""
+    parts = [link.path or link.transport]
+    if link.path and link.transport != "tcp":
+        parts.append(link.transport)
+    if link.shape:
+        parts.append(f"shaped {link.shape}")
+    return ", ".join(parts)
+
+
+def _at_best(node: NodeReport) -> str | None:
+    """What the host's links can be, and what would make them better."""
+    if not node.surroundings:
+        return None
+    told = node.surroundings
+    return " ".join([f"{told.get('transport')}: {told.get('reason')}.", *map(str, told.get("advice") or ())])
 
 
 def load_view(report: LoadReport) -> View:

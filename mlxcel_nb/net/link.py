@@ -121,7 +121,8 @@ class Link:
 
     With a `shape`, `sock` is the near end of `net.shaping` and not the connection itself.
     `driver` is set by a driver that can ping; hot links and links that still wait for one have none. `path_keys` gives
-    the keys, to send and to receive with, of a further path between the same two.
+    the keys, to send and to receive with, of a further path between the same two. `path` and `why` are for people: the
+    way it takes, as "wired eth0", and why no better one.
     """
 
     sock: socket.socket
@@ -132,6 +133,8 @@ class Link:
     dialled: bool
     path_keys: Callable[[int], tuple[DirectionKeys, DirectionKeys]]
     transport: str = "tcp"
+    path: str = ""
+    why: str = ""
     shape: LinkShape | None = None
     since: float = field(default_factory=time.monotonic)
     driver: Driver | None = None

@@ -1,6 +1,7 @@
 """The links of one model instance: every two members that talk to each other open a pair of them. On the node's loop.
 
-The lower member dials, the other waits for what arrives. It is all or nothing: when one link cannot be had, or the
+The lower member dials, the other waits for what arrives. The ways to try are in the load order, the same for all: when
+one leads nowhere the next is taken, and the link says why. It is all or nothing: when one link cannot be had, or the
 gathering is cancelled, whatever was opened is closed.
 """
 
@@ -9,17 +10,23 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from mlxcel_nb.cluster.address import parse_address
+from mlxcel_nb.cluster.paths import TITLES, Path
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import Shapes
+from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.net.addresses import normal_ip
 from mlxcel_nb.net.dial import dial
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.rendezvous import Rendezvous
+from mlxcel_nb.util import times
 from mlxcel_nb.wire.handshake import Identity
 
 LINKS_S = 20.0
 """For the members of an instance to find each other."""
+
+WAY_S = 2.5
+"""For a way that is not the last: a cut cable says nothing, and there are others to try within `LINKS_S`."""
 
 
 @dataclass(frozen=True)
@@ -55,27 +62,51 @@ async def gather_links(
     """
     opened: list[Link] = []
 
-    async def one(other: int, kind: str) -> Link:
-        peer = order.members[other]
-        if me < other:
-            hello = {"link": kind, "instance": order.instance}
-            address = parse_address(peer.address)
-            link = await dial(
-                identity,
-                secret,
-                address,
-                expect_node_id=peer.node_id,
-                hello=hello,
-                previous_secret=previous_secret,
-                shapes=shapes,
-            )
-        else:
-            link = await rendezvous.wait((order.instance, peer.node_id, kind), LINKS_S)
+    async def along(path: Path, other: int, kind: str, patience: float) -> Link:
+        link = await dial(
+            identity,
+            secret,
+            path.address,
+            expect_node_id=order.members[other].node_id,
+            hello={"link": kind, "instance": order.instance},
+            previous_secret=previous_secret,
+            deadline=patience,
+            shapes=shapes,
+        )
         opened.append(link)
+        link.path, link.why = str(path), path.reason
         return link
 
+    async def arrived(other: int, kind: str) -> Link:
+        link = await rendezvous.wait((order.instance, order.members[other].node_id, kind), LINKS_S)
+        opened.append(link)
+        _describe(link, order.ways(other, me))
+        return link
+
+    async def first(other: int) -> tuple[Link, Path]:
+        """The hot link, along the first way that leads there; what failed before is among its reasons."""
+        *others, last = order.ways(me, other)
+        failed: list[str] = []
+        for path in others:
+            try:
+                link = await along(path, other, "hot", WAY_S)
+            except MlxcelError as error:  # refused along this way may be let in along another
+                failed.append(f"{path}: {error.cause}")
+            else:
+                break
+        else:
+            path = last
+            link = await along(path, other, "hot", times.HANDSHAKE_S)
+        link.why = "; ".join([*failed, path.reason])
+        return link, path
+
     async def pair(other: int) -> Pair:
-        return Pair(await one(other, "hot"), await one(other, "witness"))
+        if other < me:
+            return Pair(await arrived(other, "hot"), await arrived(other, "witness"))
+        hot, path = await first(other)
+        witness = await along(path, other, "witness", times.HANDSHAKE_S)
+        witness.why = hot.why
+        return Pair(hot, witness)
 
     others = [b if a == me else a for a, b in order.layout.edges() if me in (a, b)]
     tasks = [asyncio.ensure_future(pair(other)) for other in others]
@@ -91,3 +122,18 @@ async def gather_links(
                 link.close()
             rendezvous.drop(order.instance)
         raise
+
+
+def _describe(link: Link, ways: tuple[Path, ...]) -> None:
+    """Say of a link that arrived which of the agreed ways it took: the one to the address it came to."""
+    try:
+        name = link.sock.getsockname()
+    except OSError:  # ended already
+        return
+    if not isinstance(name, tuple):  # shaped: not the connection itself
+        return
+    here = normal_ip(name[0]).partition("%")[0]
+    for path in ways:
+        if normal_ip(path.address.host).partition("%")[0] == here:
+            link.path, link.why = f"{TITLES.get(path.kind, path.kind)} {path.peer_interface}".rstrip(), path.reason
+            return

@@ -23,10 +23,12 @@ from mlxcel_nb.cluster.membership import Change
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import LinkPlan
+from mlxcel_nb.cluster.transports import HostFacts
 from mlxcel_nb.errors import ClusterError, MlxcelError, WireError
 from mlxcel_nb.net import measuring, pool
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.discovery import Announcement
+from mlxcel_nb.net.interfaces import probe
 from mlxcel_nb.net.introduction import introduced
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.listener import Listener
@@ -40,6 +42,7 @@ from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, failed_end
 from mlxcel_nb.runtime.protocol import field as field_of
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.runtime.requests import Requests
+from mlxcel_nb.runtime.surroundings import Surroundings
 from mlxcel_nb.runtime.worker import Outbox, Stop, Worker
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
@@ -66,6 +69,7 @@ class NodeConfig:
         discover: announce this node by beacons, and take those it hears of as peers.
         previous_secret: an older cluster secret that is still let in, and tried where the current one is refused.
         suite: the cipher suite of all its links.
+        transport: what links may be, one of `places.TRANSPORTS`.
     """
 
     cluster: str
@@ -84,6 +88,7 @@ class NodeConfig:
     discover: bool = False
     previous_secret: Secret | None = None
     suite: str = SUITES[1]
+    transport: str = "auto"
 
 
 class Node:
@@ -91,12 +96,19 @@ class Node:
 
     Args:
         on_change: told of each change in a peer's state, on the node's loop; it must not block.
+        probe: asks the system for the host's interfaces, on a thread.
     """
 
     def __init__(
-        self, config: NodeConfig, secret: Secret, *, on_change: Callable[[Change], None] | None = None
+        self,
+        config: NodeConfig,
+        secret: Secret,
+        *,
+        on_change: Callable[[Change], None] | None = None,
+        probe: Callable[[], HostFacts] = probe,
     ) -> None:
         self.config = config
+        self._surroundings = Surroundings(config.node_id, transport=config.transport, probe=probe)
         self._secret = secret
         self._secrets = [each for each in (secret, config.previous_secret) if each is not None]
         self._on_change = on_change
@@ -145,9 +157,10 @@ class Node:
     async def _start(self) -> Address:
         config = self.config
         self._listener = Listener(
-            self._identity(), self._secrets, on_link=self._on_link, configured=config.sources, shapes=self._shapes
+            self._identity, self._secrets, on_link=self._on_link, configured=config.sources, shapes=self._shapes
         )
         address = self._address = await self._listener.start(config.bind, config.port, config.port_range)
+        self._surroundings.listen(self._listener.bound, address.port)
         if config.peers or config.strangers or config.discover:
             made = self._pool = self._open_pool()
             loop = asyncio.get_running_loop()
@@ -179,6 +192,7 @@ class Node:
         self._measuring.close()
         self._holding.close()
         self._rendezvous.close()
+        self._surroundings.close()
         for introduction in self._introductions:
             introduction.cancel()
         if self._pool is not None:
@@ -206,6 +220,7 @@ class Node:
             data_addr=str(self._address) if self._address else "",
             incarnation=self._incarnation,
             suite=suite_number(config.suite),
+            transports=self._surroundings.transports,
         )
 
     async def _meet(self, made: Pool, address: Address) -> None:
@@ -360,6 +375,8 @@ class Node:
         kind = message.get("type")
         if kind == "status":
             link.send({"type": "reply", "id": field_of(message, "id", str), "status": self.status()})
+        elif kind == "place":
+            self._surroundings.answer(link, field_of(message, "id", str))
         elif kind == "measure":
             self._measuring.order(link, message)
         elif kind == "heartbeat":
@@ -392,6 +409,7 @@ class Node:
             "threads": config.threads,
             "blas": config.blas,
             **status.host_facts(),
+            "surroundings": self._surroundings.report(),
             **status.worker_facts(worker),
             "requests": len(self._requests),
             "links": {node: link.info() for node, link in self._holding.witnesses.items()},

@@ -15,7 +15,9 @@ delta      leader -> router  (stream) text and ids of a request
 end        leader -> router  (stream) a request is over, why, and its figures
 cancel     router -> leader  end that request now, keep what there is
 status     router -> node    answered by reply
-reply      node -> router    the answer to unload or status, by its `id`
+place      router -> node    where can you be reached; answered by reply
+measure    router -> node    how fast is your way to that node (a visitor may ask too); answered by reply
+reply      node -> router    the answer to unload, status, place or measure, by its `id`
 error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error
 abort      leader -> member  leave this epoch
@@ -36,7 +38,10 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from mlxcel_nb.cluster.address import parse_address
 from mlxcel_nb.cluster.layout import Layout
+from mlxcel_nb.cluster.paths import Agreement, Path, read_path
+from mlxcel_nb.cluster.places import OTHER
 from mlxcel_nb.errors import RequestError, WireError
 from mlxcel_nb.models.params import SamplingParams
 
@@ -72,6 +77,7 @@ class LoadOrder:
         members: mesh order, see `Layout`.
         step_s: a step without progress fails after this many seconds.
         allow_code: the user lets the folder's own Python code run; the code itself is never sent.
+        paths: the ways from one member to another, best first, agreed once for all members.
     """
 
     id: str
@@ -82,6 +88,7 @@ class LoadOrder:
     dtype: str
     step_s: float
     allow_code: bool = False
+    paths: Agreement = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -94,6 +101,7 @@ class LoadOrder:
             "dtype": self.dtype,
             "step_s": self.step_s,
             "allow_code": self.allow_code,
+            "paths": [[a, b, [path.to_list() for path in ways]] for (a, b), ways in sorted(self.paths.items())],
         }
 
     @classmethod
@@ -111,7 +119,15 @@ class LoadOrder:
             dtype=field(message, "dtype", str),
             step_s=float(field(message, "step_s", (int, float))),
             allow_code=field(message, "allow_code", bool),
+            paths=_read_paths(message.get("paths", [])),
         )
+
+    def ways(self, a: int, b: int) -> tuple[Path, ...]:
+        """The ways from member `a` to member `b`, best first; its published address where nothing was agreed."""
+        if agreed := self.paths.get((a, b)):
+            return agreed
+        address = parse_address(self.members[b].address)
+        return (Path(address=address, kind=OTHER, interface="", peer_interface="", reason="as published"),)
 
     def place(self, node_id: str) -> int:
         """Index of `node_id` in the mesh."""
@@ -119,6 +135,13 @@ class LoadOrder:
             if member.node_id == node_id:
                 return index
         raise WireError(f"load: {node_id} is not a member of this layout")
+
+
+def _read_paths(told: Any) -> Agreement:
+    try:
+        return {(int(a), int(b)): tuple(read_path(each) for each in ways) for a, b, ways in told}
+    except (TypeError, ValueError):
+        raise WireError("load: its paths cannot be read") from None
 
 
 @dataclass(frozen=True, kw_only=True)

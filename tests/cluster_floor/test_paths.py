@@ -25,7 +25,11 @@ def place(node, *interfaces, host=None, listens="0.0.0.0", port=9000):
 
 
 def best(a, b, transport="auto"):
-    return routes(a, b, transport)[0]
+    return ways(a, b, transport)[0]
+
+
+def ways(a, b, transport):
+    return routes(dataclasses.replace(a, transport=transport), b)
 
 
 def test_the_better_kind_is_taken_and_the_worse_ones_are_kept_for_later() -> None:
@@ -195,23 +199,28 @@ def test_an_agreement_that_cannot_be_names_every_pair() -> None:
     assert "--bind" in str(caught.value)
 
 
-def test_a_transport_that_is_asked_for_is_kept_to() -> None:
+def test_a_transport_that_is_asked_for_is_taken_or_its_lack_explained() -> None:
     both = [nic("eth0", "wired", "10.0.0.{}/24"), nic("tb0", "thunderbolt", "10.1.0.{}/24")]
 
     def node(name, n, interfaces):
         return place(name, *(dataclasses.replace(i, addresses=(i.addresses[0].format(n),)) for i in interfaces))
 
     a, b = node("a", 1, both), node("b", 2, both)
-    assert [p.kind for p in routes(a, b, "thunderbolt")] == ["thunderbolt"]
-    assert [p.kind for p in routes(a, b, "rdma")] == ["thunderbolt", "wired"]
-    assert [p.kind for p in routes(a, b, "tcp")] == ["wired"]
+    assert [p.kind for p in ways(a, b, "thunderbolt")] == ["thunderbolt", "wired"]
+    assert [p.kind for p in ways(a, b, "rdma")] == ["thunderbolt", "wired"]
+    assert [p.kind for p in ways(a, b, "tcp")] == ["wired"]
     assert "Thunderbolt is left alone (transport tcp)" in best(a, b, "tcp").reason
-    with pytest.raises(ConfigError, match="no Thunderbolt between a and b: only a has it, though wired eth0 would do"):
-        routes(a, node("b", 2, both[:1]), "thunderbolt")
+    path = best(a, node("b", 2, both[:1]), "thunderbolt")
+    assert (path.kind, path.reason) == (
+        "wired",
+        "network 10.0.0.0/24; Thunderbolt was asked for; Thunderbolt: only a has it",
+    )
     with pytest.raises(ConfigError, match="have Thunderbolt alone in common"):
-        routes(node("a", 1, both[1:]), node("b", 2, both[1:]), "tcp")
+        ways(node("a", 1, both[1:]), node("b", 2, both[1:]), "tcp")
+    with pytest.raises(ConfigError, match="a is configured for transport tcp, b for thunderbolt"):
+        ways(a, dataclasses.replace(b, transport="thunderbolt"), "tcp")
     same_host = dataclasses.replace(b, host=a.host)
-    assert [p.kind for p in routes(a, same_host, "thunderbolt")] == ["loopback"]
+    assert [p.kind for p in ways(a, same_host, "thunderbolt")] == ["loopback"]
 
 
 def test_a_wildcard_listener_publishes_an_address_that_others_can_use() -> None:
@@ -239,6 +248,7 @@ def test_places_and_paths_travel() -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"transport": "pigeon"},
         {"port": "x"},
         {"port": 70000},
         {"listens": "not a host"},
