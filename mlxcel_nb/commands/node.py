@@ -69,6 +69,7 @@ def _plan(args: argparse.Namespace) -> NodePlan:
         role=args.node_role,
         bind=args.bind,
         secret_given=given,
+        discover=args.discover,
     )
 
 

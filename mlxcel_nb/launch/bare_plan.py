@@ -61,6 +61,7 @@ def from_file(
     role: str | None = None,
     bind: str | None = None,
     secret_given: bool = False,
+    discover: bool = False,
 ) -> NodePlan:
     """The node `node_id` of a cluster file, or a router beside its nodes.
 
@@ -68,11 +69,13 @@ def from_file(
         role: `router`, or the role the file gives the node anyway.
         bind: for a router only, which is not in the file.
         secret_given: an option names the secret: then others are expected, even by a hybrid node alone.
+        discover: send and hear beacons, whatever the file says.
 
     Raises:
         ConfigError: no such node, or flags that contradict the file.
     """
     asked = None if role is None else parse_role(role, router=True)
+    beacons = discover or config.discovery == "beacon"
     if asked == ROUTER:
         if node_id is not None and any(entry.id == node_id for entry in config.nodes):
             raise ConfigError(f"{source} lists {node_id} as a node", advice="Give the router an id of its own.")
@@ -82,6 +85,7 @@ def from_file(
             role=ROUTER,
             bind=LOOPBACK_BIND if bind is None else parse_address(bind),
             peers={entry.id: entry.address for entry in config.nodes},
+            beacons=beacons,
         )
     if node_id is None:
         known = ", ".join(entry.id for entry in config.nodes)
@@ -100,7 +104,8 @@ def from_file(
         entry=entry,
         port_range=config.port_range,
         peers={other.id: other.address for other in config.others(node_id)},
-        alone=config.serves_alone(node_id) and not secret_given and config.discovery == "static",
+        beacons=beacons,
+        alone=config.serves_alone(node_id) and not (secret_given or beacons),
     )
 
 
@@ -110,7 +115,6 @@ def _shared(config: ClusterConfig, source: str) -> dict[str, Any]:
         "cluster": config.name,
         "secret_file": config.secret_file,
         "previous_secret_file": config.previous_secret_file,
-        "beacons": config.discovery == "beacon",
         "members": tuple(entry.id for entry in config.nodes),
     }
 

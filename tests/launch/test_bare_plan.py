@@ -99,6 +99,7 @@ def test_only_a_hybrid_node_with_nobody_beside_it_is_alone() -> None:
     one = '[[nodes]]\nid = "a"\naddress = "127.0.0.1:9000"\n'
     assert plan(one).alone
     assert not from_file(config(one), source="c", node_id="a", secret_given=True).alone
+    assert not from_file(config(one), source="c", node_id="a", discover=True).alone
 
 
 def test_all_flags_that_are_wrong_are_told_at_once() -> None:
