@@ -176,8 +176,6 @@ class ControlLink:
             "transport": self.link.transport,
             "path": self.link.path,
             "why": self.link.why,
-            "path": self.link.path,
-            "why": self.link.why,
             "shape": self.link.shape.words if self.link.shape else "",
             "state": self.state,
             "reason": self.reason,

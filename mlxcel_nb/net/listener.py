@@ -100,8 +100,6 @@ class Listener:
         self.address: Address | None = None
         self.bound = ""
         """The IP address the socket is bound to, whatever name led there."""
-        self.bound = ""
-        """The IP address the socket is bound to, whatever name led there."""
         self.counts: collections.Counter[str] = collections.Counter()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, port_range: tuple[int, int] | None = None) -> Address:
@@ -121,7 +119,6 @@ class Listener:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self.address = Address(host, sock.getsockname()[1])
-        self.bound = sock.getsockname()[0]
         self.bound = sock.getsockname()[0]
         self._loop.add_reader(sock.fileno(), self._accept)
         return self.address
