@@ -140,6 +140,7 @@ def run(
         blas=str(blas),
         links=links,
         suite=suite,
+        transport=plan.transport,
         peers={node_id: [address] for node_id, address in plan.peers.items() if address.port},
         strangers=plan.strangers,
         sources=places.sources,

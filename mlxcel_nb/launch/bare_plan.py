@@ -51,6 +51,7 @@ class NodePlan:
     previous_secret_file: str | None = None
     beacons: bool = False
     members: tuple[str, ...] = ()
+    transport: str = "auto"
 
 
 def from_file(
@@ -116,6 +117,7 @@ def _shared(config: ClusterConfig, source: str) -> dict[str, Any]:
         "secret_file": config.secret_file,
         "previous_secret_file": config.previous_secret_file,
         "members": tuple(entry.id for entry in config.nodes),
+        "transport": config.transport,
     }
 
 
