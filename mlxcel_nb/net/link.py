@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.shape import LinkShape
+from mlxcel_nb.cluster.transports import TCP_BIT
 from mlxcel_nb.errors import HandshakeError
 from mlxcel_nb.net.addresses import normal_ip
 from mlxcel_nb.util.versions import local_versions
@@ -121,7 +122,8 @@ class Link:
 
     With a `shape`, `sock` is the near end of `net.shaping` and not the connection itself.
     `driver` is set by a driver that can ping; hot links and links that still wait for one have none. `path_keys` gives
-    the keys, to send and to receive with, of a further path between the same two. `path` and `why` are for people: the
+    the keys, to send and to receive with, of a further path between the same two; `transports` are the bits that both
+    named. `path` and `why` are for people: the
     way it takes, as "wired eth0", and why no better one.
     """
 
@@ -132,6 +134,7 @@ class Link:
     reader: FrameReader
     dialled: bool
     path_keys: Callable[[int], tuple[DirectionKeys, DirectionKeys]]
+    transports: int = TCP_BIT
     transport: str = "tcp"
     path: str = ""
     why: str = ""

@@ -66,6 +66,7 @@ async def open_link(
         reader=reader,
         dialled=dialled,
         path_keys=established.path_keys,
+        transports=established.transports,
         shape=shape,
     )
 

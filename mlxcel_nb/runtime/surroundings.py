@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mlxcel_nb.cluster.places import Place, numeric
-from mlxcel_nb.cluster.transports import TCP_BIT, HostFacts, advise
+from mlxcel_nb.cluster.transports import RDMA_BIT, TCP_BIT, HostFacts, advise
 from mlxcel_nb.net import interfaces
 from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.ucx import library as ucx
 
 ANSWER_S = 2 * interfaces.WAIT_S
 """For the probe; after it a node goes by what it knew before."""
@@ -74,10 +75,21 @@ class Surroundings:
 
     @property
     def transports(self) -> int:
-        """The `transports` byte of a hello: Thunderbolt where an interface has an address and may be used."""
+        """The `transports` byte of a hello: Thunderbolt and RDMA where they are there and may be used."""
         if self.facts is None or self._transport == "tcp":
             return TCP_BIT
-        return self.facts.bits
+        return self.facts.bits | (0 if self.no_rdma else RDMA_BIT)
+
+    @property
+    def no_rdma(self) -> str:
+        """Why this node offers no RDMA; empty where it does."""
+        if self.facts is None:
+            return "this node listens on loopback alone"
+        if self._transport not in ("auto", "rdma"):
+            return f"this node's transport is set to {self._transport}"
+        if self.facts.system != "Linux" or not self.facts.rdma_devices:
+            return "this host has no InfiniBand or RoCE adapter that is up"
+        return ucx.missing()
 
     def report(self) -> dict[str, Any]:
         """For status: what links can be here at best, why, and what would make them better."""
@@ -85,6 +97,8 @@ class Surroundings:
             return {}
         found = advise(self.facts)
         advice = [*found.advice, *(f"not asked: {what}" for what in self.facts.missing)]
+        if self._transport == "rdma" and self.no_rdma:
+            advice.append(f"RDMA was asked for and is not used: {self.no_rdma}.")
         return {"transport": found.transport, "reason": found.reason, "advice": advice}
 
     def close(self) -> None:

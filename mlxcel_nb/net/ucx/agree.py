@@ -8,17 +8,14 @@ move if both heard the other. The keys are those of a further path (docs/wire.md
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import select
 import time
-from pathlib import Path
 from typing import Any
 
 from mlxcel_nb.errors import WireError
 from mlxcel_nb.net.hot import HotLink
 from mlxcel_nb.net.interrupt import Interrupt
-from mlxcel_nb.net.ucx import library
 from mlxcel_nb.net.ucx.library import Unavailable
 from mlxcel_nb.net.ucx.stream import RDMA, UcxStream, Worker
 from mlxcel_nb.wire.frames import PING_BYTES, FrameReader, Kind, Opener, Sealer
@@ -34,24 +31,6 @@ AGREE_S = 5.0
 """For each message about it."""
 
 MAX_ADDRESS = 64 * 1024
-
-ADAPTERS = Path("/sys/class/infiniband")
-"""Where Linux lists InfiniBand and RoCE adapters."""
-
-
-@functools.cache
-def missing() -> str:
-    """Why this host cannot do RDMA; empty when it can."""
-    try:
-        if not any(ADAPTERS.iterdir()):
-            return "this host has no InfiniBand or RoCE adapter"
-    except OSError:
-        return "this host has no InfiniBand or RoCE adapter"
-    try:
-        library.load()
-    except Unavailable as reason:
-        return str(reason)
-    return ""
 
 
 def agree(hot: HotLink, *, transports: str = RDMA, interrupt: Interrupt | None = None) -> str:

@@ -137,6 +137,15 @@ def load() -> Any:
     return library
 
 
+def missing() -> str:
+    """Why UCX cannot be loaded here; empty when it can."""
+    try:
+        load()
+    except Unavailable as reason:
+        return str(reason)
+    return ""
+
+
 def version(library: Any) -> tuple[int, int, int]:
     """Major, minor and patch version of what is loaded."""
     numbers = [c_uint() for _ in range(3)]
