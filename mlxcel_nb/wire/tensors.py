@@ -30,7 +30,17 @@ from mlxcel_nb.wire.frames import MAX_PAYLOAD, bytes_of
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["DTYPES", "Assembler", "Flag", "TensorHeader", "decode", "encode", "encode_header", "payloads"]
+__all__ = [
+    "DTYPES",
+    "Assembler",
+    "Flag",
+    "TensorHeader",
+    "decode",
+    "decode_header",
+    "encode",
+    "encode_header",
+    "payloads",
+]
 
 VERSION = 1
 MAX_NDIM = 8
@@ -163,6 +173,11 @@ def decode(payload: memoryview, *, limit: int = MAX_TENSOR) -> tuple[TensorHeade
     return header, _finish(kind, header, payload[at:])
 
 
+def decode_header(payload: memoryview, *, limit: int = MAX_TENSOR) -> TensorHeader:
+    """The header alone, checked; for whoever knows what is due before any of the data is looked at."""
+    return _decode_header(payload, limit)[1]
+
+
 class Assembler:
     """Puts tensors of one connection together from their frames. One owner; not shared between threads.
 
@@ -286,12 +301,12 @@ def _decode_header(payload: memoryview, limit: int) -> tuple[DType, TensorHeader
 def _check_sizes(kind: DType, dims: tuple[int, ...], flags: int, raw_length: int, limit: int) -> None:
     if flags & ~_ALL_FLAGS:
         raise WireError(f"a tensor with unknown flags {flags:#x}")
-    if flags & _SHUFFLED and not flags & _LZ4:
-        raise WireError("a tensor with shuffled bytes that is not compressed")
+    if flags & _SHUFFLED and (not flags & _LZ4 or flags & _QUANTISED):
+        raise WireError(f"a tensor with shuffled bytes that is {'quantised' if flags & _LZ4 else 'not compressed'}")
     if raw_length > limit:
         raise WireError(f"a tensor of {raw_length} bytes; at most {limit} are taken")
     if flags & _QUANTISED:  # the exact size stands in the data's own prefix
-        most = quantised.max_raw_length(kind, dims)
+        most = quantised.max_raw_length(dims)
         if raw_length > most:
             raise WireError(f"a quantised tensor of {raw_length} bytes; {dims} {kind.name} take at most {most}")
         return
