@@ -138,7 +138,7 @@ def load_parts(
     loaded: Loaded = {}
     heard = time.monotonic()
     try:
-        for member in order.members:
+        for member in reversed(order.members):  # those that are dialled hear of it before those that dial
             router.send(member.node_id, order.to_dict())
         while len(loaded) < len(doing):
             try:

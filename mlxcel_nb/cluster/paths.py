@@ -10,6 +10,7 @@ frame. Loopback leads to a node of the same host and to no other.
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class Path:
     Args:
         address: what the dialling node connects to; a zone in it is an interface of the dialling node.
         interface: the dialling node's, "" where routing decides.
+        source: the dialling node's address on it, from which it comes; "" where routing decides.
         reason: why this one, and why no better kind.
     """
 
@@ -62,13 +64,14 @@ class Path:
     interface: str
     peer_interface: str
     reason: str
+    source: str = ""
 
     def __str__(self) -> str:
         """As status shows it: "wired eth0"."""
         return f"{TITLES.get(self.kind, self.kind)} {self.interface}".rstrip()
 
     def to_list(self) -> list[str]:
-        return [str(self.address), self.kind, self.interface, self.peer_interface, self.reason]
+        return [str(self.address), self.kind, self.interface, self.peer_interface, self.reason, self.source]
 
 
 Agreement = dict[tuple[int, int], tuple[Path, ...]]
@@ -101,15 +104,10 @@ def routes(ours: Place, theirs: Place) -> tuple[Path, ...]:
     why_not = _why_not_better(ours, theirs, best, transport)
     if transport == "thunderbolt" and best != THUNDERBOLT:
         why_not.insert(0, ASKED_FOR_THUNDERBOLT)
+    reasons = "".join(f"; {reason}" for reason in why_not)
+    ways = [path for _, path in wanted[:MAX_ROUTES]]
     return tuple(
-        Path(
-            address=path.address,
-            kind=path.kind,
-            interface=path.interface,
-            peer_interface=path.peer_interface,
-            reason="; ".join([path.reason, *(why_not if path.kind == best else ())]),
-        )
-        for _, path in wanted[:MAX_ROUTES]
+        dataclasses.replace(path, reason=path.reason + reasons) if path.kind == best else path for path in ways
     )
 
 
@@ -140,7 +138,7 @@ def read_path(told: Any) -> Path:
         WireError: it is not one.
     """
     try:
-        address, kind, interface, peer_interface, reason = (str(each) for each in told)
+        address, kind, interface, peer_interface, reason, source = (str(each) for each in told)
         if kind not in KINDS:
             raise ValueError(f"a path of kind {kind!r}")
         return Path(
@@ -149,6 +147,7 @@ def read_path(told: Any) -> Path:
             interface=interface,
             peer_interface=peer_interface,
             reason=reason,
+            source=source,
         )
     except (TypeError, ValueError, ConfigError) as error:
         raise WireError(f"a path that cannot be read: {error}") from None
@@ -199,6 +198,7 @@ def _pairs(ours: Place, theirs: Place) -> list[_Ranked]:
                 interface=a.interface,
                 peer_interface=b.interface,
                 reason=network,
+                source=f"{a.address}%{b.interface}" if "%" in host else a.address,
             )
             found.append((rank, path))
     return found

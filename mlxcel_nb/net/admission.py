@@ -47,6 +47,8 @@ class Admission(Generic[K]):
 
     Args:
         configured: per node id the addresses the configuration names for it; other ids take the first address seen.
+
+    `allow` names further addresses for either kind: those that the plan of a model instance has agreed on.
     """
 
     def __init__(
@@ -54,22 +56,28 @@ class Admission(Generic[K]):
     ) -> None:
         self.limit = limit
         self._configured = {node_id: {normal_ip(ip) for ip in ips} for node_id, ips in (configured or {}).items()}
+        self._further: dict[str, frozenset[str]] = {}
         self._holders: dict[K, _Holder] = {}
 
     def __len__(self) -> int:
         """Connections admitted and not yet gone."""
         return len(self._holders)
 
+    def allow(self, further: Mapping[str, Collection[str]]) -> None:
+        """From now on these ids may come from these addresses too, in place of what was allowed before."""
+        self._further = {node_id: frozenset(normal_ip(ip) for ip in ips) for node_id, ips in further.items()}
+
     def ask(self, node_id: str, incarnation: bytes, source: str) -> Decision:
         """May `incarnation` at the address `source` be `node_id`? Changes nothing."""
         ip = normal_ip(source)
         named = self._configured.get(node_id)
-        if named and ip not in named:
+        agreed = ip in self._further.get(node_id, ())
+        if named and ip not in named and not agreed:
             return _identity(f"{node_id} is configured at {', '.join(sorted(named))}, not at {ip}")
         holder = next((holder for holder in self._holders.values() if holder.node_id == node_id), None)
         if holder is not None:
             other = holder.incarnation != incarnation
-            if not named and ip != holder.address:
+            if not named and ip != holder.address and not agreed:
                 return _identity(f"{node_id} is known at {holder.address}, not at {ip}", contested=other)
             if other:
                 return Decision(VerdictCode.DUPLICATE, f"{node_id} is connected from another process", contested=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mlxcel_nb.cluster.paths import TITLES, Path
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import Shapes
-from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.errors import MlxcelError, Refused
 from mlxcel_nb.net.addresses import normal_ip
 from mlxcel_nb.net.dial import dial
 from mlxcel_nb.net.link import Link
@@ -27,6 +27,9 @@ LINKS_S = 20.0
 
 WAY_S = 2.5
 """For a way that is not the last: a cut cable says nothing, and there are others to try within `LINKS_S`."""
+
+AGAIN_S = 0.3
+"""Until a member that refused is asked again along the same way."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,25 @@ async def gather_links(
         _describe(link, order.ways(other, me))
         return link
 
+    async def patiently(path: Path, other: int) -> Link:
+        """The hot link along one way of several; a member that has not got the order yet may refuse this source."""
+        end = asyncio.get_running_loop().time() + WAY_S
+        while True:
+            left = end - asyncio.get_running_loop().time()
+            try:
+                return await along(path, other, "hot", left)
+            except Refused:
+                if left < 2 * AGAIN_S:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
     async def first(other: int) -> tuple[Link, Path]:
         """The hot link, along the first way that leads there; what failed before is among its reasons."""
         *others, last = order.ways(me, other)
         failed: list[str] = []
         for path in others:
             try:
-                link = await along(path, other, "hot", WAY_S)
+                link = await patiently(path, other)
             except MlxcelError as error:  # refused along this way may be let in along another
                 failed.append(f"{path}: {error.cause}")
             else:

@@ -217,7 +217,7 @@ class Node:
             cluster=config.cluster,
             node_id=config.node_id,
             role=config.role,
-            data_addr=str(self._address) if self._address else "",
+            data_addr=str(self._surroundings.published(self._address)) if self._address else "",
             incarnation=self._incarnation,
             suite=suite_number(config.suite),
             transports=self._surroundings.transports,
@@ -264,7 +264,9 @@ class Node:
             self._on_change(change)
 
     def _gather(self, order: LoadOrder, me: int) -> Coroutine[Any, Any, dict[int, Pair]]:
-        """The links that member `me` of `order` needs."""
+        """The links that member `me` of `order` needs; the others may come from where the order has them come from."""
+        if self._listener is not None:
+            self._listener.admission.allow(order.sources(me))
         return gather_links(
             order,
             me,
@@ -405,7 +407,7 @@ class Node:
         return {
             "node_id": config.node_id,
             "role": config.role,
-            "address": str(self._address),
+            "address": str(self._surroundings.published(self._address)) if self._address else "",
             "threads": config.threads,
             "blas": config.blas,
             **status.host_facts(),

@@ -122,6 +122,14 @@ class LoadOrder:
             paths=_read_paths(message.get("paths", [])),
         )
 
+    def sources(self, me: int) -> dict[str, set[str]]:
+        """The addresses from which the members that dial `me` may come, by node id."""
+        dialled = [(a, path.source) for (a, b), ways in self.paths.items() if b == me for path in ways if path.source]
+        found: dict[str, set[str]] = {}
+        for a, source in dialled:
+            found.setdefault(self.members[a].node_id, set()).add(source)
+        return found
+
     def ways(self, a: int, b: int) -> tuple[Path, ...]:
         """The ways from member `a` to member `b`, best first; its published address where nothing was agreed."""
         if agreed := self.paths.get((a, b)):

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from mlxcel_nb.cluster.places import Place, numeric
+from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.cluster.places import Place, numeric, published
 from mlxcel_nb.cluster.transports import RDMA_BIT, TCP_BIT, HostFacts, advise
 from mlxcel_nb.net import interfaces
 from mlxcel_nb.net.aio import ControlLink
@@ -55,6 +56,9 @@ class Surroundings:
         """Where this node can be reached, now."""
         if not self._alone:
             await asyncio.wait({self._refresh()}, timeout=ANSWER_S)
+        return self._place()
+
+    def _place(self) -> Place:
         return Place(
             node_id=self._node_id,
             host=interfaces.host_id(),
@@ -63,6 +67,10 @@ class Surroundings:
             interfaces=self.facts.interfaces if self.facts else (),
             transport=self._transport,
         )
+
+    def published(self, address: Address) -> Address:
+        """`address`, or an address of this host in place of a wildcard, which nobody could dial."""
+        return published(self._place()) if address.is_wildcard and self.facts is not None else address
 
     def answer(self, link: ControlLink, request_id: str) -> None:
         """Reply with the place, as soon as it is known."""

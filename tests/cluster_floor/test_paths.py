@@ -39,7 +39,7 @@ def test_the_better_kind_is_taken_and_the_worse_ones_are_kept_for_later() -> Non
     found = routes(a, b)
     assert [path.kind for path in found] == ["thunderbolt", "wired", "wifi", "vpn", "other"]
     assert str(found[0].address) == "10.0.3.2:9000"
-    assert (found[0].interface, found[0].peer_interface) == ("tb0", "tb1")
+    assert (found[0].interface, found[0].peer_interface, found[0].source) == ("tb0", "tb1", "10.0.3.1")
     assert str(found[0]) == "Thunderbolt tb0"
     assert found[0].reason == "network 10.0.3.0/24"
 
@@ -106,6 +106,7 @@ def test_link_local_addresses_carry_the_diallers_zone_and_come_last_within_their
     path = best(a, b)
     assert str(path.address) == "[fe80::2%tb0]:9000"
     assert parse_address(str(path.address)) == path.address
+    assert path.source == "fe80::1%bridge0"  # as b, which is dialled, sees it
     assert str(best(b, a).address) == "[fe80::1%bridge0]:9000"
     assert {p.kind for p in routes(a, b)} == {"thunderbolt", "wired"}  # tb0 to en0 is not one link
     a = place("a", nic("tb0", "thunderbolt", "169.254.3.1/16", "10.1.0.1/24"))
@@ -274,7 +275,9 @@ def test_what_a_peer_tells_is_bounded() -> None:
     assert len(routes(ours, told)) == 6
 
 
-@pytest.mark.parametrize("bent", [None, ["x"], ["10.0.0.1:1", "magic", "", "", ""], ["nowhere", "wired", "", "", ""]])
+@pytest.mark.parametrize(
+    "bent", [None, ["x"], ["10.0.0.1:1", "magic", "", "", "", ""], ["nowhere", "wired", "", "", "", ""]]
+)
 def test_a_path_that_cannot_be_read_is_refused(bent) -> None:
     with pytest.raises(WireError, match="a path that cannot be read"):
         read_path(bent)

@@ -86,3 +86,16 @@ def test_established_connections_have_their_own_limit():
     admission: Admission[str] = Admission(limit=1)
     admission.enter("link-1", "worker-0", FIRST, "203.0.113.1")
     assert verdict(admission, "worker-1", FIRST, "203.0.113.2") is VerdictCode.CAPACITY
+
+
+def test_a_plan_names_further_addresses_for_as_long_as_it_holds():
+    admission: Admission[str] = Admission({"configured": ["203.0.113.1"]})
+    admission.enter("link-1", "seen", FIRST, "203.0.113.1")
+    for node_id in ("configured", "seen"):
+        assert verdict(admission, node_id, FIRST, "192.0.2.1") is VerdictCode.IDENTITY
+    admission.allow({"configured": ["::ffff:192.0.2.1"], "seen": ["192.0.2.1"]})
+    for node_id in ("configured", "seen"):
+        assert verdict(admission, node_id, FIRST, "192.0.2.1") is VerdictCode.ACCEPTED
+        assert verdict(admission, node_id, FIRST, "192.0.2.2") is VerdictCode.IDENTITY
+    admission.allow({})
+    assert verdict(admission, "seen", FIRST, "192.0.2.1") is VerdictCode.IDENTITY

@@ -1,14 +1,17 @@
-"""A node on a host of `tests.hosts`: `python -m tests.runtime.node_on_host NODE_ID BIND [TRANSPORT]`.
+"""A node on a host of `tests.hosts`: `python -m tests.runtime.node_on_host NODE_ID BIND [SETTINGS]`.
 
-The secret comes on standard input, in hexadecimal; the address goes out; when standard input ends, so does the node.
-Its probe is the product's, but for the interface tb0, which is presented as the Thunderbolt one that it stands for.
+SETTINGS are further ones of a `NodeConfig`, as JSON. The secret comes on standard input, in hexadecimal; the address
+goes out; when standard input ends, so does the node. Its probe is the product's, but for the interface tb0, which is
+presented as the Thunderbolt one that it stands for.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 
+from mlxcel_nb.cluster.address import parse_address
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.transports import HostFacts
 from mlxcel_nb.models.blas import load_fast_blas
@@ -21,12 +24,14 @@ def as_thunderbolt() -> HostFacts:
     return dataclasses.replace(found, thunderbolt=3, cable=True, driver=True, interfaces=tuple(interfaces))
 
 
-def main(node_id: str, bind: str, transport: str = "auto") -> None:
+def main(node_id: str, bind: str, settings: str = "{}") -> None:
     load_fast_blas(1)
     from mlxcel_nb.runtime.node import Node, NodeConfig  # MLX comes after its BLAS
 
     secret = Secret(bytes.fromhex(sys.stdin.readline().strip()))
-    config = NodeConfig(cluster="test", node_id=node_id, bind=bind, port=9000, orphan_guard=False, transport=transport)
+    more = json.loads(settings)
+    more["peers"] = {peer: [parse_address(text)] for peer, text in more.get("peers", {}).items()}
+    config = NodeConfig(cluster="test", node_id=node_id, bind=bind, port=9000, orphan_guard=False, **more)
     node = Node(config, secret, probe=as_thunderbolt)
     print(node.start(), flush=True)
     sys.stdin.read()

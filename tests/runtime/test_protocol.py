@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.layout import make_layout
+from mlxcel_nb.cluster.paths import Path
 from mlxcel_nb.errors import ConfigError, MlxcelError, RequestError, WireError
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, Step
@@ -36,6 +38,24 @@ def test_orders_and_steps_survive_the_wire() -> None:
     assert Step.from_dict(step.to_dict(with_tokens=False)).tokens == ()
 
 
+def test_agreed_ways_travel_and_name_whence_a_member_comes() -> None:
+    path = Path(
+        address=Address("10.1.0.2", 9000),
+        kind="thunderbolt",
+        interface="tb0",
+        peer_interface="bridge0",
+        reason="network 10.1.0.0/24",
+        source="10.1.0.1",
+    )
+    load = load_order(paths={(0, 1): (path,)})
+    again = LoadOrder.from_dict(unpack(pack(load.to_dict())))
+    assert again == load
+    assert again.ways(0, 1) == (path,)
+    assert again.sources(1) == {"n0": {"10.1.0.1"}}
+    assert again.sources(0) == {}
+    assert [str(way.address) for way in load_order().ways(0, 1)] == ["[::1]:2"]
+
+
 def test_a_member_finds_its_place_and_a_stranger_does_not() -> None:
     assert load_order().place("n1") == 1
     with pytest.raises(WireError, match="n9"):
@@ -44,7 +64,15 @@ def test_a_member_finds_its_place_and_a_stranger_does_not() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"members": [["n0", "127.0.0.1:1"]]}, {"layout": {}}, {"id": 3}, {"step_s": "soon"}, {"members": None}],
+    [
+        {"paths": 3},
+        {"paths": [[0, 1, [["x"]]]]},
+        {"members": [["n0", "127.0.0.1:1"]]},
+        {"layout": {}},
+        {"id": 3},
+        {"step_s": "soon"},
+        {"members": None},
+    ],
 )
 def test_a_bent_load_order_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((WireError, ConfigError)):

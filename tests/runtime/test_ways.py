@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member
 from tests.hosts import Host, hosts
 from tests.tiny import make_tiny
+from tests.waiting import until
 
 LAYOUT = make_layout(5, pp=2)
 
@@ -30,12 +32,12 @@ def tiny(tmp_path_factory):
 class Cluster:
     """Nodes n0 on the first host and n1 on the second, and a router on the third."""
 
-    def __init__(self, where: list[Host], binds: tuple[str, str], transport: str = "auto") -> None:
+    def __init__(self, where: list[Host], binds: tuple[str, str], **settings: Any) -> None:
         self.secret = random_secret()
         self.nodes: dict[str, Address] = {}
         processes = {}
         for number, (host, bind) in enumerate(zip(where[:2], binds, strict=True)):
-            argv = [sys.executable, "-m", "tests.runtime.node_on_host", f"n{number}", bind, transport]
+            argv = [sys.executable, "-m", "tests.runtime.node_on_host", f"n{number}", bind, json.dumps(settings)]
             process = host.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             process.stdin.write(self.secret.reveal().hex() + "\n")
             process.stdin.flush()
@@ -107,6 +109,8 @@ def test_thunderbolt_is_taken_and_a_cut_cable_falls_back_with_the_reason(three, 
             assert link["path"] == "Thunderbolt tb0"
             assert link["why"] == "network 10.77.1.0/24"
         assert cluster.link("n0", "n1")["address"] == f"{b.addresses['tb0']}:9000"
+        # Listening on a wildcard, they publish an address that anybody can use: not the cable's.
+        assert [cluster.status(n)["address"] for n in ("n0", "n1")] == [f"{a.address}:9000", f"{b.address}:9000"]
         first = cluster.generate(order)
         cluster.unload(order)
 
@@ -132,7 +136,7 @@ def test_thunderbolt_is_taken_and_a_cut_cable_falls_back_with_the_reason(three, 
 
 def test_a_node_on_one_address_is_reached_there_and_the_lack_of_what_was_asked_for_is_told(three) -> None:
     a, b, _ = three
-    cluster = Cluster(three, (a.address, b.address), "thunderbolt")
+    cluster = Cluster(three, (a.address, b.address), transport="thunderbolt")
     try:
         agreed = loading.agree_paths(cluster.router, cluster.members, LAYOUT)
         assert [str(path.address) for path in agreed[0, 1]] == [f"{b.address}:9000"]
@@ -141,5 +145,21 @@ def test_a_node_on_one_address_is_reached_there_and_the_lack_of_what_was_asked_f
         )
         reason = f"Thunderbolt was asked for; Thunderbolt: n1 listens on {b.address}, not on tb0"
         assert loading.path_warnings(order) == [f"n0 and n1: wired eth0; network 10.77.0.0/24; {reason}"]
+    finally:
+        cluster.router.close()
+
+
+def test_the_agreed_way_is_open_to_a_member_that_is_known_elsewhere(three, tiny) -> None:
+    """n1 knows n0 at the wired address, by a lasting connection and by its configuration; the cable is taken anyway."""
+    a, b, _ = three
+    peers = {"n0": f"{a.address}:9000", "n1": f"{b.address}:9000"}
+    sources = {"n0": [a.address], "n1": [b.address]}
+    cluster = Cluster(three, ("0.0.0.0", "0.0.0.0"), peers=peers, sources=sources)
+    try:
+        assert until(lambda: cluster.status("n1")["peers"]["n0"]["state"] == "alive", 20)
+        order = cluster.load(tiny)
+        assert cluster.link("n0", "n1")["path"] == "Thunderbolt tb0"
+        assert cluster.link("n1", "n0")["path"] == "Thunderbolt tb0"
+        assert order.sources(1) == {"n0": {a.address, a.addresses["tb0"]}}
     finally:
         cluster.router.close()
