@@ -1,8 +1,8 @@
 """The handshake, version 5, without I/O: bytes in, bytes out.
 
 Two rules. A message is judged as soon as its header is there: magic, version, type, length, in this order, so
-nothing that will be refused is ever buffered. And each side has one table that names the only message type it
-takes in each state; whatever else arrives ends the connection.
+nothing that will be refused is ever buffered. And one table (`machine.STEPS`) names what each side takes in each state
+and what it says then; whatever else arrives ends the connection.
 
     client                                          server
     AWAITING_SERVER_HELLO  -- ClientHello  ->       AWAITING_CLIENT_HELLO
@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import (
@@ -49,7 +48,7 @@ from mlxcel_nb.wire.hello import (
     suite_name,
 )
 from mlxcel_nb.wire.keys import auth_key, hkdf_extract
-from mlxcel_nb.wire.machine import Established, Handshake, Refusal, State
+from mlxcel_nb.wire.machine import Established, Handshake, Refusal, Side, State
 
 __all__ = [
     "ClientHandshake",
@@ -76,10 +75,7 @@ class ClientHandshake(Handshake):
         nonce, private_key: fixed values for golden vectors; fresh ones are drawn otherwise.
     """
 
-    _EXPECTED: ClassVar[Mapping[State, MessageType]] = {
-        State.AWAITING_SERVER_HELLO: MessageType.SERVER_HELLO,
-        State.AWAITING_VERDICT: MessageType.VERDICT,
-    }
+    _SIDE = Side.CLIENT
     _PEER_NAME = "the server"
 
     def __init__(
@@ -92,14 +88,11 @@ class ClientHandshake(Handshake):
         nonce: bytes | None = None,
         private_key: bytes | None = None,
     ) -> None:
-        super().__init__(identity, State.AWAITING_SERVER_HELLO, where=where, nonce=nonce, private_key=private_key)
+        super().__init__(identity, where=where, nonce=nonce, private_key=private_key)
         self._secret = secret if isinstance(secret, Secret) else Secret(secret)
         self._expect_node_id = expect_node_id
         self._shared = b""
         self._send(MessageType.CLIENT_HELLO, self._hello.encode())
-
-    def _accepted(self, expected: MessageType) -> tuple[MessageType, ...]:
-        return (expected, MessageType.REJECT)
 
     def _reject(self, code: RejectCode, detail: str = "") -> None:
         """Only servers reject; a client just leaves."""
@@ -139,7 +132,6 @@ class ClientHandshake(Handshake):
         self._transcript += whole
         digest = hashlib.sha256(self._transcript).digest()
         self._send(MessageType.CLIENT_PROOF, _client_tag(auth_key(self._secret.reveal()), digest))
-        self.state = State.AWAITING_VERDICT
 
     def _verdict(self, code: int, detail: str, tag: bytes) -> None:
         digest = hashlib.sha256(self._transcript).digest()
@@ -200,10 +192,7 @@ class ServerHandshake(Handshake):
         nonce, private_key: fixed values for golden vectors; fresh ones are drawn otherwise.
     """
 
-    _EXPECTED: ClassVar[Mapping[State, MessageType]] = {
-        State.AWAITING_CLIENT_HELLO: MessageType.CLIENT_HELLO,
-        State.AWAITING_CLIENT_PROOF: MessageType.CLIENT_PROOF,
-    }
+    _SIDE = Side.SERVER
     _PEER_NAME = "the client"
 
     def __init__(
@@ -215,7 +204,7 @@ class ServerHandshake(Handshake):
         nonce: bytes | None = None,
         private_key: bytes | None = None,
     ) -> None:
-        super().__init__(identity, State.AWAITING_CLIENT_HELLO, where=where, nonce=nonce, private_key=private_key)
+        super().__init__(identity, where=where, nonce=nonce, private_key=private_key)
         if not secrets:
             raise ValueError("a server needs at least one secret")
         self._secrets = [secret if isinstance(secret, Secret) else Secret(secret) for secret in secrets]
@@ -254,7 +243,6 @@ class ServerHandshake(Handshake):
         answer = message(MessageType.SERVER_HELLO, self._hello.encode())
         self._outgoing += answer
         self._transcript = whole + answer
-        self.state = State.AWAITING_CLIENT_PROOF
 
     def _client_proof(self, tag: bytes, whole: bytes) -> None:
         assert self.peer is not None
@@ -267,7 +255,6 @@ class ServerHandshake(Handshake):
             raise self._unknown_secret()
         self._shared = self._agree(self.peer.x25519)
         self._transcript += whole
-        self.state = State.AWAITING_VERDICT
 
     @property
     def secret_index(self) -> int | None:
@@ -288,6 +275,7 @@ class ServerHandshake(Handshake):
             prk = hkdf_extract(digest, self._shared + secret)
             self._shared = b""
             self._establish(prk, is_client=False)
+            self._advance(self._steps[0])
         else:
             self._fail()
 

@@ -1,7 +1,8 @@
-"""What both ends of a handshake share: states, buffering, the header's checks, the two ways it ends.
+"""What both ends of a handshake share: the table of its steps, buffering, the header's checks, the two ways it ends.
 
-`wire.handshake` is the module to use and explains the protocol; this one holds the part that has no side. Pure but
-for the random source; one owner per object.
+`wire.handshake` is the module to use and explains the protocol; this one holds the part that has no side. Two rules:
+whatever is no step of `STEPS` ends the connection, and states change in one place, `_advance`. docs/wire.md draws
+the table. Pure but for the random source; one owner per object.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
@@ -39,6 +40,50 @@ class State(Enum):
     """On a client: from the server. On a server: from its own owner; not a byte may arrive meanwhile."""
     ESTABLISHED = auto()
     FAILED = auto()
+
+
+class Side(Enum):
+    CLIENT = "client"
+    SERVER = "server"
+
+
+class Step(NamedTuple):
+    """In `state`, `takes` may come. If it is good, `says` is sent and the side goes on to `then`.
+
+    A step that takes None is this side's own: its owner has decided.
+    """
+
+    side: Side
+    state: State
+    takes: MessageType | None
+    says: MessageType | None
+    then: State
+
+
+BEGINNINGS: Mapping[Side, tuple[MessageType | None, State]] = {
+    Side.CLIENT: (MessageType.CLIENT_HELLO, State.AWAITING_SERVER_HELLO),
+    Side.SERVER: (None, State.AWAITING_CLIENT_HELLO),
+}
+"""What a side says first, and its first state."""
+
+STEPS = (
+    Step(Side.CLIENT, State.AWAITING_SERVER_HELLO, MessageType.SERVER_HELLO, MessageType.CLIENT_PROOF,
+         State.AWAITING_VERDICT),
+    Step(Side.CLIENT, State.AWAITING_SERVER_HELLO, MessageType.REJECT, None, State.FAILED),
+    Step(Side.CLIENT, State.AWAITING_VERDICT, MessageType.VERDICT, None, State.ESTABLISHED),
+    Step(Side.CLIENT, State.AWAITING_VERDICT, MessageType.REJECT, None, State.FAILED),
+    Step(Side.SERVER, State.AWAITING_CLIENT_HELLO, MessageType.CLIENT_HELLO, MessageType.SERVER_HELLO,
+         State.AWAITING_CLIENT_PROOF),
+    Step(Side.SERVER, State.AWAITING_CLIENT_PROOF, MessageType.CLIENT_PROOF, None, State.AWAITING_VERDICT),
+    Step(Side.SERVER, State.AWAITING_VERDICT, None, MessageType.VERDICT, State.ESTABLISHED),
+)  # fmt: skip
+"""All there is. Anything else leads to FAILED: another message, one that is not good, a Verdict above 0."""
+
+_BY_STATE: Mapping[tuple[Side, State], tuple[Step, ...]] = {
+    (side, state): tuple(step for step in STEPS if (step.side, step.state) == (side, state))
+    for side in Side
+    for state in State
+}
 
 
 @dataclass(frozen=True)
@@ -74,14 +119,12 @@ class Established:
 class Handshake(ABC):
     """What both sides share: buffering, the header's checks, the ends."""
 
-    _EXPECTED: ClassVar[Mapping[State, MessageType]]
+    _SIDE: ClassVar[Side]
     _PEER_NAME: ClassVar[str]
 
-    def __init__(
-        self, identity: Identity, state: State, *, where: str, nonce: bytes | None, private_key: bytes | None
-    ) -> None:
+    def __init__(self, identity: Identity, *, where: str, nonce: bytes | None, private_key: bytes | None) -> None:
         self.identity = identity
-        self.state = state
+        self.state = BEGINNINGS[self._SIDE][1]
         self.peer: Hello | None = None
         self.established: Established | None = None
         self.refusal: Refusal | None = None
@@ -139,15 +182,14 @@ class Handshake(ABC):
 
     def receive_eof(self) -> None:
         """The peer closed its end: always an error here."""
-        waited_for = self._EXPECTED.get(self.state)
+        waited_for = self._due()
         self._fail()
         what = "the verdict" if waited_for is None else title(waited_for)
         raise HandshakeError(f"{self._whom()} closed the connection when {what} was due")
 
     def _take_message(self) -> bool:
         """Handle the first whole message in the buffer; False when more bytes are needed."""
-        expected = self._EXPECTED.get(self.state)
-        if expected is None:
+        if self._due() is None:
             raise HandshakeError(f"{self._whom()} sent bytes before it had the verdict")
         if not MAGIC.startswith(self._buffer[: len(MAGIC)]):
             raise HandshakeError(
@@ -156,33 +198,46 @@ class Handshake(ABC):
         if len(self._buffer) < HEADER.size:
             return False
         _, version, kind, length = HEADER.unpack_from(self._buffer)
-        self._check_header(version, kind, length, expected)
+        step = self._check_header(version, kind, length)
         end = HEADER.size + length
         if len(self._buffer) < end:
             return False
         whole = bytes(self._buffer[:end])
         del self._buffer[:end]
         self._handle(MessageType(kind), whole)
+        self._advance(step)
         return True
 
-    def _check_header(self, version: int, kind: int, length: int, expected: MessageType) -> None:
-        if kind == MessageType.REJECT and MessageType.REJECT in self._accepted(expected):
-            pass  # laid out alike in every version
-        elif version != VERSION:
+    def _check_header(self, version: int, kind: int, length: int) -> Step:
+        """The step that a message with this header takes, if it is good."""
+        step = next((step for step in self._steps if step.takes == kind), None)
+        if version != VERSION and (step is None or kind != MessageType.REJECT):  # which is laid out alike in all
             self._reject(RejectCode.VERSION, str(VERSION))
             raise VersionMismatch(
                 f"{self._whom()} speaks handshake version {version}, this side version {VERSION}",
                 advice="Install the same mlxcel-nb on both.",
             )
-        elif kind not in MessageType._value2member_map_:
+        if kind not in MessageType._value2member_map_:
             raise WireError(f"unknown message type {kind}")
-        elif kind != expected:
-            raise WireError(f"{title(MessageType(kind))} out of turn, {title(expected)} was due")
+        if step is None:
+            due = self._due()
+            assert due is not None
+            raise WireError(f"{title(MessageType(kind))} out of turn, {title(due)} was due")
         if length > MAX_BODY:
             raise WireError(f"a body of {length} bytes, at most {MAX_BODY} are allowed")
+        return step
 
-    def _accepted(self, expected: MessageType) -> tuple[MessageType, ...]:
-        return (expected,)
+    @property
+    def _steps(self) -> tuple[Step, ...]:
+        return _BY_STATE[self._SIDE, self.state]
+
+    def _due(self) -> MessageType | None:
+        """What the peer is to say now; None where it is to be silent."""
+        return next((step.takes for step in self._steps), None)
+
+    def _advance(self, step: Step) -> None:
+        """`step` has been taken."""
+        self.state = step.then
 
     @abstractmethod
     def _handle(self, kind: MessageType, whole: bytes) -> None:
@@ -223,7 +278,6 @@ class Handshake(ABC):
             prk=prk,
         )
         self._buffer.clear()
-        self.state = State.ESTABLISHED
 
     def _fail(self) -> None:
         self.state = State.FAILED

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from mlxcel_nb.runtime import protocol
 from mlxcel_nb.wire.dtypes import DTYPES
 from mlxcel_nb.wire.frames import Kind
-from mlxcel_nb.wire.handshake import ClientHandshake, RejectCode, ServerHandshake, VerdictCode
+from mlxcel_nb.wire.handshake import RejectCode, VerdictCode
 from mlxcel_nb.wire.hello import MessageType
-from mlxcel_nb.wire.machine import title
+from mlxcel_nb.wire.kv import KVType, Layout, Why
+from mlxcel_nb.wire.machine import BEGINNINGS, STEPS, Side, State, title
+from tests.wire.ends import golden_ends
 
-PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "wire.md").read_text(encoding="utf-8")
 
 
 def rows(first_header: str) -> list[list[str]]:
@@ -21,13 +26,38 @@ def rows(first_header: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
 
 
-def test_every_state_takes_what_the_page_says() -> None:
-    expected = [
-        [side, state.name, title(kind)]
-        for side, end in (("client", ClientHandshake), ("server", ServerHandshake))
-        for state, kind in end._EXPECTED.items()
-    ]
-    assert rows("side") == expected
+def test_the_state_machine_is_drawn_from_the_table() -> None:
+    printed = subprocess.run(
+        [sys.executable, str(DOCS / "draw_handshake.py")], capture_output=True, text=True, check=True, encoding="utf-8"
+    ).stdout
+    assert all(step.state.name in printed for step in STEPS)
+    assert printed in PAGE, "python docs/draw_handshake.py --write brings docs/wire.md up to date"
+
+
+def test_a_handshake_goes_by_the_table() -> None:
+    """What either side says at each step, and where it goes, is what the table says."""
+    client, server = golden_ends()
+    ends = {Side.CLIENT: client, Side.SERVER: server}
+    said, state = BEGINNINGS[Side.CLIENT]
+    assert client.state is state and server.state is BEGINNINGS[Side.SERVER][1] and BEGINNINGS[Side.SERVER][0] is None
+    taken, side, data = [], Side.CLIENT, client.data_to_send()
+    while said is not None:
+        assert data[6] == said
+        side = Side.SERVER if side is Side.CLIENT else Side.CLIENT
+        step = next(s for s in STEPS if (s.side, s.state, s.takes) == (side, ends[side].state, said))
+        ends[side].receive_data(data)
+        assert ends[side].state is step.then
+        taken.append(step)
+        own = next((s for s in STEPS if (s.side, s.state, s.takes) == (side, step.then, None)), None)
+        if own is not None:
+            assert not server.data_to_send()
+            server.verdict()
+            assert server.state is own.then
+            taken.append(own)
+            step = own
+        said, data = step.says, ends[side].data_to_send()
+    assert not data and client.state is server.state is State.ESTABLISHED
+    assert {step for step in STEPS if step.then is not State.FAILED} == set(taken)
 
 
 def test_every_message_code_and_kind_is_on_the_page() -> None:
@@ -44,6 +74,13 @@ def test_every_dtype_is_on_the_page() -> None:
     assert sorted((int(code), name, int(size)) for code, name, size in cells) == [
         (dtype.code, dtype.name, dtype.itemsize) for dtype in DTYPES
     ]
+
+
+def test_every_kv_message_layout_and_reason_is_on_the_page() -> None:
+    assert [(int(row[0]), row[1]) for row in rows("KV")] == [(kind, kind.name.lower()) for kind in KVType]
+    assert [(int(row[0]), row[1]) for row in rows("layout")] == [(layout, layout.name.lower()) for layout in Layout]
+    refusals = PAGE[PAGE.index("What merely does not suit is refused") :].split("\n\n")[0]
+    assert [int(code) for code in re.findall(r"\((\d)\)", refusals)] == list(Why)
 
 
 def test_every_message_the_runtime_sends_is_on_the_page() -> None:
