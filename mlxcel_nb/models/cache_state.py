@@ -13,9 +13,12 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_caches
 
 from mlxcel_nb.errors import ModelError, WireError
-from mlxcel_nb.models.arrays import Landing, wire_name
+from mlxcel_nb.models.arrays import Landing, as_bytes, from_bytes, wire_name
+from mlxcel_nb.wire import quantised, quantising
+from mlxcel_nb.wire.dtypes import dtype_named
 from mlxcel_nb.wire.kv import ArraySpec, Layout, Transfer
 from mlxcel_nb.wire.kv_assembler import ArrivedLayer
+from mlxcel_nb.wire.quantising import TOLERANCE
 
 TOKEN_AXIS = 2
 """Of keys, values, and their codes and scales: (batch, heads, tokens, head dimension)."""
@@ -69,6 +72,30 @@ def restore(layout: Layout, arrays: Sequence[mx.array], scalars: dict[str, Any],
     return before
 
 
+def kept_as(
+    arrays: Sequence[mx.array], scalars: dict[str, Any], *, bits: int, group: int, tolerance: float = TOLERANCE
+) -> tuple[list[mx.array], dict[str, Any], float]:
+    """A quantised layer's arrays and numbers in the bits and groups that this side keeps; and the largest relative error.
+
+    Raises:
+        WireError: it is above `tolerance`; both forms are named. Or arrays that are no quantised layer.
+    """
+    sent = _number(scalars, "bits", 2, 8), _number(scalars, "group", 16, 128)
+    if not _has(list(arrays), 6) or sent == (bits, group):
+        return list(arrays), scalars, 0.0
+    made, worst = [], 0.0
+    for part in (arrays[:3], arrays[3:]):
+        dtype, lead = wire_name(part[1].dtype), part[1].shape[:-1]
+        dims = (*lead, part[1].shape[-1] * sent[1])
+        data = memoryview(quantised.prefix(*sent) + b"".join(bytes(as_bytes(x)) for x in part))
+        new, measured = quantising.convert(dtype, dims, data, bits=bits, group=group, tolerance=tolerance)
+        worst = max(worst, measured.relative_max)
+        split = quantised.split(dtype_named(dtype), dims, new)
+        made.append(from_bytes(split.codes, "uint32", (*lead, dims[-1] * bits // 32)))
+        made += [from_bytes(x, dtype, (*lead, dims[-1] // group)) for x in (split.scales, split.biases)]
+    return made, {**scalars, "bits": bits, "group": group}, worst
+
+
 class Landings:
     """Where the arrays of arriving caches go: memory of MLX arrays, so nothing is copied again at the end.
 
@@ -76,15 +103,15 @@ class Landings:
     """
 
     def __init__(self) -> None:
-        self._landings: dict[tuple[int, int, int], Landing] = {}
+        self._landings: dict[tuple[Transfer, int, int], Landing] = {}
 
     def place(self, transfer: Transfer, layer: int, index: int, spec: ArraySpec) -> memoryview:
-        landing = self._landings[transfer.number, layer, index] = Landing(spec.dtype, spec.dims)
+        landing = self._landings[transfer, layer, index] = Landing(spec.dtype, spec.dims)
         return landing.memory
 
     def take(self, transfer: Transfer, layer: int, arrived: ArrivedLayer) -> list[mx.array]:
         """The arrays of one layer, in order; those that are empty are made."""
-        keys = [(transfer.number, layer, index) for index in range(len(arrived.specs))]
+        keys = [(transfer, layer, index) for index in range(len(arrived.specs))]
         landings = [self._landings.pop(key, None) for key in keys]
         return [
             (Landing(spec.dtype, spec.dims) if landing is None else landing).array()
@@ -93,7 +120,7 @@ class Landings:
 
     def discard(self, transfer: Transfer) -> None:
         """Forget a transfer that will not be completed."""
-        for key in [key for key in self._landings if key[0] == transfer.number]:
+        for key in [key for key in self._landings if key[0] == transfer]:
             del self._landings[key]
 
 

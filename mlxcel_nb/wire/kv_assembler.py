@@ -245,6 +245,8 @@ class _Partial:
         self.counts = Counts(0, 0)
         self._layers: dict[int, tuple[KVHeader, dict[str, Any], list[_Slot]] | None] = dict.fromkeys(layers)
         self._described = 0
+        self._undescribed = len(layers)
+        self._unfilled = 0
         self._announced: Counts | None = None
 
     def held(self) -> list[_Slot]:
@@ -278,7 +280,10 @@ class _Partial:
         self._described += sum(spec.nbytes for spec in specs)
         if self._described > self.nbytes:
             raise WireError(f"kv transfer {header.number} comes to {self._described} bytes; it announced {self.nbytes}")
-        self._layers[header.layer] = (header, scalars, [_Slot(spec) for spec in specs])
+        slots = [_Slot(spec) for spec in specs]
+        self._layers[header.layer] = (header, scalars, slots)
+        self._undescribed -= 1
+        self._unfilled += sum(1 for slot in slots if not slot.complete)
 
     def piece(self, header: KVHeader, body: memoryview, place: Place | None) -> None:
         """Some slots of an array, put where they belong once everything about them agrees."""
@@ -314,6 +319,7 @@ class _Partial:
             )  # fmt: skip
             slot.memory = where.cast("B")
         slot.mark(at, piece.slots)
+        self._unfilled -= slot.complete
         _lay(data, slot.memory, spec, piece.slots)
         self.counts = Counts(self.counts.pieces + 1, self.counts.nbytes + nbytes)
 
@@ -333,12 +339,12 @@ class _Partial:
             return False
         if self.counts.pieces > self._announced.pieces or self.counts.nbytes > self._announced.nbytes:
             raise WireError(f"kv transfer {self.transfer.number}: {self.counts}, announced were {self._announced}")
-        whole = all(layer is not None and all(slot.complete for slot in layer[2]) for layer in self._layers.values())
+        whole = not self._undescribed and not self._unfilled
         if whole != (self.counts == self._announced):
-            missing = sum(1 for layer in self._layers.values() if layer is None)
             if self.counts == self._announced:
                 raise WireError(
-                    f"kv transfer {self.transfer.number} ended, {missing} layers or parts of some are missing"
+                    f"kv transfer {self.transfer.number} ended; {self._undescribed} layers and parts of "
+                    f"{self._unfilled} arrays are missing"
                 )
             raise WireError(
                 f"kv transfer {self.transfer.number}: {self.counts} are all of it, announced {self._announced}"

@@ -12,7 +12,7 @@ from mlx_lm.models import cache as mlx_caches
 
 from mlxcel_nb.errors import ModelError, WireError
 from mlxcel_nb.models.arrays import as_bytes
-from mlxcel_nb.models.cache_state import Landings, describe, restore
+from mlxcel_nb.models.cache_state import Landings, describe, kept_as, restore
 from mlxcel_nb.wire.kv import Layout, Range, Transfer
 from mlxcel_nb.wire.kv_assembler import Complete, KVAssembler
 from mlxcel_nb.wire.kv_sender import KVSender
@@ -144,6 +144,47 @@ def test_a_cache_may_travel_as_codes(encoding: str, most: float, dtype: mx.Dtype
     for was, now in zip(cache.keys_and_values(), arrived.keys_and_values(), strict=True):
         off = mx.abs(was.astype(mx.float32) - now.astype(mx.float32)).max() / mx.abs(was.astype(mx.float32)).max()
         assert now.dtype == dtype and 0 < off < most
+
+
+def quantised_layer(group: int, bits: int, dtype: mx.Dtype = mx.float16) -> Any:
+    mx.random.seed(5)
+    cache = mlx_caches.QuantizedKVCache(group, bits)
+    cache.update_and_fetch(*some(40, dtype))
+    return cache
+
+
+def plain(cache: Any) -> list[mx.array]:
+    group, bits = cache.group_size, cache.bits
+    parts = cache.keys_and_values()
+    return [mx.dequantize(c, s, b, group_size=group, bits=bits).astype(mx.float32) for c, s, b in parts]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("sent", "kept", "most"),
+    [((64, 8), (32, 8), 0.0), ((64, 4), (32, 8), 0.0), ((32, 8), (64, 8), 0.01), ((32, 8), (32, 8), 0.0)],
+)
+def test_a_quantised_cache_is_kept_in_other_groups(
+    sent: tuple[int, int], kept: tuple[int, int], most: float, dtype: mx.Dtype
+) -> None:
+    """Case 39: groups of 64 against groups of 32."""
+    state = describe(cache := quantised_layer(*sent, dtype))
+    arrays, scalars, error = kept_as(state.arrays, state.scalars, bits=kept[1], group=kept[0])
+    theirs = restore(Layout.QUANTISED, arrays, scalars)
+    assert (theirs.group_size, theirs.bits) == kept and error <= most
+    for was, now in zip(plain(cache), plain(theirs), strict=True):
+        rounding = {mx.float32: 1e-6, mx.float16: 2e-3, mx.bfloat16: 2e-2}[dtype]
+        assert float(mx.abs(was - now).max() / mx.abs(was).max()) <= most + rounding
+    update(theirs, *some(1, dtype))
+
+
+def test_a_quantised_cache_that_would_lose_too_much_is_refused() -> None:
+    """Case 39: both values are named."""
+    state = describe(quantised_layer(32, 8))
+    with pytest.raises(WireError, match="int8 in groups of 32 comes to one of int4 in groups of 64"):
+        kept_as(state.arrays, state.scalars, bits=4, group=64)
+    with pytest.raises(WireError, match="layer with arrays"):
+        kept_as(state.arrays[:5], state.scalars, bits=4, group=64)
 
 
 def test_a_kind_that_cannot_travel_says_so() -> None:
