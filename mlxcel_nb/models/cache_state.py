@@ -75,7 +75,7 @@ def restore(layout: Layout, arrays: Sequence[mx.array], scalars: dict[str, Any],
 def kept_as(
     arrays: Sequence[mx.array], scalars: dict[str, Any], *, bits: int, group: int, tolerance: float = TOLERANCE
 ) -> tuple[list[mx.array], dict[str, Any], float]:
-    """A quantised layer's arrays and numbers in the bits and groups that this side keeps; and the largest relative error.
+    """A quantised layer in the bits and groups kept here: its arrays, its numbers, the largest relative error.
 
     Raises:
         WireError: it is above `tolerance`; both forms are named. Or arrays that are no quantised layer.
