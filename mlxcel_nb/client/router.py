@@ -15,11 +15,14 @@ from typing import Any
 from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation, router_id
+from mlxcel_nb.cluster.paths import way
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.errors import ClusterError, PeerLost, StepTimeout
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.interfaces import probe
+from mlxcel_nb.net.link import Link, local_address
 from mlxcel_nb.runtime.protocol import field
 from mlxcel_nb.util import times
 from mlxcel_nb.util.loop import LoopThread
@@ -55,6 +58,7 @@ class Router:
         self._links: dict[str, ControlLink] = {}
         self._states: dict[str, tuple[str, str]] = {}
         self._inboxes: dict[str, Inbox] = {}
+        self._asking: set[asyncio.Task[None]] = set()
 
     # -- any thread -------------------------------------------------------------------------------
 
@@ -140,10 +144,26 @@ class Router:
 
     async def _dial(self, node_id: str, address: Address) -> None:
         link = await dial(self._identity, self._secret, address, expect_node_id=node_id, shapes=self._shapes)
+        self._describe(link)
         self._states[node_id] = ("alive", "")
         self._links[node_id] = ControlLink(
             link, on_message=self._on_message, on_stream=self._on_message, on_state=self._on_state, measure=True
         )
+
+    def _describe(self, link: Link) -> None:
+        """Say which way `link` takes: at once of loopback, else when the system has been asked for its interfaces."""
+        here, there = local_address(link.sock), link.peer.address[0]
+        link.path = way(here, there, ())
+        if link.path:
+            return
+
+        async def ask() -> None:
+            facts = await asyncio.to_thread(probe)
+            link.path = way(here, there, facts.interfaces)
+
+        task = asyncio.get_running_loop().create_task(ask())
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     def _send(self, node_id: str, request_id: str | None, packed: bytes) -> None:
         link = self._links.get(node_id)
@@ -180,6 +200,8 @@ class Router:
         return {"type": "lost", "id": request_id, "error": error}
 
     async def _close(self) -> None:
+        for task in self._asking:
+            task.cancel()
         links, self._links = self._links, {}
         for link in links.values():
             link.close("the router leaves")

@@ -27,6 +27,7 @@ from mlxcel_nb.cluster.places import (
     WIFI,
     WIRED,
     Endpoint,
+    Interface,
     Place,
     numeric,
     published,
@@ -129,6 +130,19 @@ def agree(places: Sequence[Place], edges: Iterable[tuple[int, int]]) -> Agreemen
     if problems:
         raise problems[0]
     return agreed
+
+
+def way(here: str, there: str, interfaces: Iterable[Interface]) -> str:
+    """Which way a connection between two IP addresses takes, as `Path` shows it, by this end's interfaces; "" when they
+    do not say.
+    """
+    ips = [ip for ip in (numeric(here.partition("%")[0]), numeric(there.partition("%")[0])) if ip is not None]
+    if any(ip.is_loopback for ip in ips) or (len(ips) == 2 and ips[0] == ips[1]):
+        return TITLES[LOOPBACK]
+    for interface in interfaces:
+        if any(ip == ipaddress.ip_interface(text).ip for ip in ips[:1] for text in interface.addresses):
+            return f"{TITLES.get(interface.kind, interface.kind)} {interface.name}"
+    return ""
 
 
 def read_path(told: Any) -> Path:

@@ -106,6 +106,15 @@ def peer_address(sock: socket.socket) -> tuple[str, int]:
     return normal_ip(name[0]), name[1]
 
 
+def local_address(sock: socket.socket) -> str:
+    """This end's IP address, without a zone; empty when the connection is gone, or is not `sock` itself."""
+    try:
+        name = sock.getsockname()
+    except OSError:
+        return ""
+    return normal_ip(name[0]).partition("%")[0] if isinstance(name, tuple) else ""
+
+
 class Driver(Protocol):
     """What a driver on the listener's own loop can do for it."""
 

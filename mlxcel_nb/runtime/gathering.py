@@ -16,7 +16,7 @@ from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import MlxcelError, Refused
 from mlxcel_nb.net.addresses import normal_ip
 from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.link import Link, local_address
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.util import times
@@ -141,13 +141,7 @@ async def gather_links(
 
 def _describe(link: Link, ways: tuple[Path, ...]) -> None:
     """Say of a link that arrived which of the agreed ways it took: the one to the address it came to."""
-    try:
-        name = link.sock.getsockname()
-    except OSError:  # ended already
-        return
-    if not isinstance(name, tuple):  # shaped: not the connection itself
-        return
-    here = normal_ip(name[0]).partition("%")[0]
+    here = local_address(link.sock)
     for path in ways:
         if normal_ip(path.address.host).partition("%")[0] == here:
             link.path, link.why = f"{TITLES.get(path.kind, path.kind)} {path.peer_interface}".rstrip(), path.reason

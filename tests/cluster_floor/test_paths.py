@@ -9,7 +9,7 @@ import random
 import pytest
 
 from mlxcel_nb.cluster.address import Address, parse_address
-from mlxcel_nb.cluster.paths import agree, read_path, routes
+from mlxcel_nb.cluster.paths import agree, read_path, routes, way
 from mlxcel_nb.cluster.places import Interface, Place, published
 from mlxcel_nb.errors import ConfigError, WireError
 
@@ -236,6 +236,14 @@ def test_a_wildcard_listener_publishes_an_address_that_others_can_use() -> None:
     assert str(published(place("a", interfaces[1]))) == "10.1.0.1:9000"
     assert str(published(place("a", *interfaces, listens="10.2.0.1"))) == "10.2.0.1:9000"
     assert str(published(place("a"))) == "127.0.0.1:9000"
+
+
+def test_a_connection_is_told_by_this_ends_interface() -> None:
+    interfaces = (nic("eth0", "wired", "10.0.0.1/24", "fe80::1/64"), nic("tb0", "thunderbolt", "10.1.0.1/24"))
+    assert way("10.1.0.1", "10.1.0.2", interfaces) == "Thunderbolt tb0"
+    assert way("fe80::1%eth0", "fe80::2%eth0", interfaces) == "wired eth0"
+    assert way("10.0.0.1", "10.0.0.1", ()) == way("", "127.0.0.1", ()) == way("::1", "::1", interfaces) == "loopback"
+    assert way("10.0.0.1", "10.0.0.2", ()) == way("", "10.0.0.2", interfaces) == ""
 
 
 def test_places_and_paths_travel() -> None:
