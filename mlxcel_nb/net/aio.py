@@ -334,8 +334,9 @@ class ControlLink:
         """The link is over; handlers hear of it on the loop's next turn."""
         if self.open:
             self.state, self.reason = state, reason
+            on_state = self._on_state
             self._release(goodbye=goodbye)
-            self._loop.call_soon(self._on_state, self, state, reason)
+            self._loop.call_soon(on_state, self, state, reason)
 
     def _farewell(self, reason: str) -> None:
         """The close frame, if the socket still takes one, and the end of this direction."""
@@ -355,4 +356,11 @@ class ControlLink:
         self._backlog.clear()
         self._pings.end(PeerLost(self.reason or "the link is closed", node=self.peer.node_id))
         self._settle()
+        # Handlers mostly hold who holds this link: the circle would keep all its buffers until the collector comes by.
+        self._on_message = self._on_stream = self._on_frame = None
+        self._on_state = _told_no_more
         self.link.close()
+
+
+def _told_no_more(_link: ControlLink, _state: str, _reason: str) -> None:
+    """In place of a handler, once a link has ended."""

@@ -122,6 +122,15 @@ class Inbox:
         if self._lent is not None:
             _own(self._lent)
 
+    def end(self) -> None:
+        """The link is over: keep nothing, and no memory for later either."""
+        self._kept.clear()
+        self._kept_bytes = 0
+        self.empty = True
+        self._landing = bytearray()
+        self._lent = None
+        self._grant = lambda _channel, _count: None
+
     def _took(self, channel: int) -> None:
         if count := self._credits.taken(channel):
             self._grant(channel, count)

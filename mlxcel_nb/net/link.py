@@ -170,6 +170,7 @@ class Link:
             self._closed = True
             callbacks, self._at_end = self._at_end, []
         self.sock.close()
+        self.driver = None
         for callback in callbacks:
             callback()
 
