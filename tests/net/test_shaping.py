@@ -7,6 +7,7 @@ machines that are busy.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hashlib
 import os
@@ -36,6 +37,7 @@ from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.listener import Listener
 from mlxcel_nb.net.opening import MAX_FIRST_BYTES
 from mlxcel_nb.net.pipe import BUFFER_BYTES
+from mlxcel_nb.net.ucx.agree import agree
 from mlxcel_nb.wire.handshake import ClientHandshake
 from tests.net.helpers import SECRET, Heard, identity, listening, raw_connection, run, shake_hands
 from tests.waiting import until
@@ -400,6 +402,14 @@ def test_the_listener_sees_life_on_a_shaped_link_that_nobody_drives() -> None:
             assert _received(theirs) > before
 
     run(case())
+
+
+def test_a_shaped_link_stays_where_its_shape_is() -> None:
+    """RDMA would go past it."""
+    with shaped_hot("1ms") as (here, there), concurrent.futures.ThreadPoolExecutor(2) as pool:
+        reasons = [future.result(10) for future in [pool.submit(agree, end) for end in (here, there)]]
+        assert all("the link is shaped" in reason for reason in reasons)
+        assert here.link.transport == "tcp"
 
 
 def test_one_thread_serves_all_links_and_ends_with_the_last() -> None:

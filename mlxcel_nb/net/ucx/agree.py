@@ -45,6 +45,8 @@ def agree(hot: HotLink, *, transports: str = RDMA, interrupt: Interrupt | None =
     with contextlib.ExitStack() as undo:
         reason, offer = "", {}
         try:
+            if hot.link.shape is not None:
+                raise Unavailable("the link is shaped, and RDMA would go past its shape")
             worker = Worker(transports)
             undo.callback(worker.close)
             offer = {"transport": "ucx", "version": worker.version, "worker": worker.address}
