@@ -128,8 +128,8 @@ class Base:
 class Listener:
     """A running `net listen`."""
 
-    def __init__(self, running: Command, host: str, port: int, suite: int) -> None:
-        self.command, self.address, self._suite = running, (host, port), suite
+    def __init__(self, running: Command, host: str, port: int, suite: int, secret: bytes) -> None:
+        self.command, self.address, self._suite, self._secret = running, (host, port), suite, secret
         self.process = psutil.Process(running.process.pid)
         self.visit()
         self._base = Base(running.process.pid)
@@ -148,8 +148,9 @@ class Listener:
         self.visit()
         self._base.check()
 
-    def dial(self, secret: bytes = SECRET, **options: object) -> Peer:
-        return Peer.dial(self.address, secret, **{"suite": self._suite} | options)
+    def dial(self, secret: bytes = b"", **options: object) -> Peer:
+        """A connection by the listener's own secret, or by another."""
+        return Peer.dial(self.address, secret or self._secret, **{"suite": self._suite} | options)
 
 
 def secret_files(folder: Path) -> dict[str, str]:
@@ -172,7 +173,8 @@ def net_listen(files: dict[str, str], *options: str) -> Iterator[Listener]:
     )
     with command("net", "listen", "--secret-file", files["secret"], "--bind", "127.0.0.1:0", *options) as running:
         found = running.wait_for(r"(?m)(\d+\.\d+\.\d+\.\d+):(\d+)")
-        yield Listener(running, found[1], int(found[2]), suite)
+        secret = Path(files["secret"]).read_bytes().rstrip(b"\n")
+        yield Listener(running, found[1], int(found[2]), suite, secret)
 
 
 @contextlib.contextmanager

@@ -166,3 +166,24 @@ def test_a_server_of_another_make_that_knows_two_secrets_takes_both_pings(files:
             assert [frame.kind for frame in peer.be_server().frames()] == [codec.CLOSE]
             peer.farewell()
             assert ping.end() == 0, ping.text
+
+
+def test_while_a_secret_is_replaced_every_pair_can_talk_but_old_and_new_alone(files: dict[str, str]) -> None:
+    """Case 50: the steps of a rotation, as docs/security.md has them: old, then both, then new, host by host."""
+    stages = {
+        "old": (files["older"],),
+        "both": (files["secret"], "--previous-secret-file", files["older"]),
+        "new": (files["secret"],),
+    }
+    talked = set()
+    for listens, (secret, *more) in stages.items():
+        with ends.net_listen({"secret": secret}, *more) as listener:
+            host, port = listener.address
+            for pings, (own, *others) in stages.items():
+                arguments = ("net", "ping", "--secret-file", own, *others, "--count", "1", f"{host}:{port}")
+                with ends.command(*arguments) as ping:
+                    status = ping.end()
+                    assert status == 0 or "authentication failed" in ping.text, ping.text
+                    if not status:
+                        talked.add((listens, pings))
+    assert talked == {(a, b) for a in stages for b in stages if {a, b} != {"old", "new"}}
