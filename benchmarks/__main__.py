@@ -10,17 +10,18 @@ from typing import Any
 
 from benchmarks.harness import environment
 
-NAMES = ("single", "start", "latency", "memory")
+NAMES = ("single", "start", "latency", "memory", "links", "collectives", "flood")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure against peers and goals.")
-    parser.add_argument("name", choices=(*NAMES, "all"))
+    parser.add_argument("name", choices=(*NAMES, "soak", "all"), nargs="+")
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="length of the soak (default 10)")
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
     parser.add_argument("--markdown", action="store_true", help="tables as docs/benchmarks.md has them")
     parser.add_argument("--quick", action="store_true", help="smaller inputs: to see that it runs, not to quote")
     arguments = parser.parse_args()
-    names = NAMES if arguments.name == "all" else (arguments.name,)
+    names = NAMES if "all" in arguments.name else arguments.name
     report = {"environment": environment(), "quick": arguments.quick}
     for name in names:
         result = importlib.import_module(f"benchmarks.{name}").run(arguments)
@@ -33,7 +34,7 @@ def main() -> int:
         print(json.dumps(report))
     else:
         print("\n" + ", ".join(f"{key} {value}" for key, value in environment().items()))
-    return 0
+    return 1 if any(report[name].get("failed") for name in names) else 0
 
 
 def show(name: str, result: dict[str, Any]) -> None:

@@ -24,6 +24,9 @@ from typing import Any, Self
 PAIRS = 5
 """Fewer leave the median to chance."""
 
+RARE = 0.03
+"""A smaller share of the runs than this is no mode but a disturbance."""
+
 REPO = Path(__file__).parents[1]
 
 
@@ -32,9 +35,12 @@ class Side:
 
     Args:
         deadline_s: a run that takes longer than this ends the benchmark.
+        greets: whether the process says something of itself before it is told anything.
     """
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], *, deadline_s: float) -> None:
+    def __init__(
+        self, name: str, module: str, arguments: Sequence[str], *, deadline_s: float, greets: bool = True
+    ) -> None:
         self.name = name
         self.deadline_s = deadline_s
         self._process = subprocess.Popen(
@@ -45,15 +51,29 @@ class Side:
             bufsize=0,
         )
         try:
-            self.about = self._answer()
+            self.about: dict[str, Any] = self._answer() if greets else {}
         except BaseException:
             self.close()
             raise
 
-    def run(self) -> dict[str, float]:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def run(self, **order: Any) -> dict[str, Any]:
         """One measurement."""
+        return self.ask(order)
+
+    def ask(self, what: Any) -> dict[str, Any]:
+        """Say something, as JSON, and hear the answer."""
+        self.say(what)
+        return self.hear()
+
+    def say(self, what: Any) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(b"go\n")
+        self._process.stdin.write(json.dumps(what).encode() + b"\n")
+
+    def hear(self) -> dict[str, Any]:
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -83,11 +103,54 @@ class Side:
         self._process.communicate()
 
 
-def serve(about: dict[str, Any], run: Callable[[], dict[str, float]]) -> None:
+class Ranks:
+    """A side of several processes, which all run at once: each runs `module` with its rank and how many there are.
+
+    Args:
+        meet: brings the processes together once they are there; gets all of them.
+    """
+
+    def __init__(
+        self, name: str, module: str, size: int, arguments: Sequence[str], meet: Callable[[list[Side]], None],
+        *, deadline_s: float,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.sides: list[Side] = []
+        try:
+            for rank in range(size):
+                told = [str(rank), str(size), *arguments]
+                self.sides.append(Side(f"{name} {rank}", module, told, deadline_s=deadline_s, greets=False))
+            meet(self.sides)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, **order: Any) -> dict[str, Any]:
+        """One measurement, as rank 0 saw it."""
+        for side in self.sides:
+            side.say(order)
+        answers = [side.hear() for side in self.sides]
+        return answers[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        for side in self.sides:
+            side.close()
+
+
+def serve(about: dict[str, Any], run: Callable[..., dict[str, Any]]) -> None:
     """The other end of `Side`: what a side's module calls once it is ready."""
     print(json.dumps(about), flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(run()), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(run(**json.loads(line))), flush=True)
 
 
 def compare(
@@ -106,6 +169,25 @@ def compare(
     }
 
 
+def modes(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Median and share of each of the two groups that `values` fall into, by the cut that parts their logarithms best
+    (Otsu's); one group where the two lie less than a factor of 2 apart or one of them is next to nothing.
+    """
+    logs = [math.log(value) for value in sorted(values)]
+    count, total = len(logs), sum(logs)
+    best, cut, below = 0.0, 0, 0.0
+    for n in range(1, count):
+        below += logs[n - 1]
+        apart = below / n - (total - below) / (count - n)
+        if n * (count - n) * apart * apart > best:
+            best, cut = n * (count - n) * apart * apart, n
+    low, high = logs[:cut], logs[cut:]
+    rare = min(len(low), len(high)) < count * RARE
+    if not low or rare or statistics.median(high) - statistics.median(low) < math.log(2):
+        return [(statistics.median(values), 1.0)]
+    return [(math.exp(statistics.median(group)), len(group) / count) for group in (low, high)]
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` (0 to 1) of `values` do not exceed."""
     ordered = sorted(values)
@@ -121,6 +203,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "system": platform.system(),
         "processor": _processor(),
+        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("mlxcel_nb", "mlx", "mlx-lm", "ipyparallel", "ipykernel")},
     }
@@ -133,3 +216,12 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def goal(value: float, *, at_most: float | None = None, at_least: float | None = None) -> dict[str, Any]:
+    """The columns that say what was asked for and whether it is so."""
+    if at_most is not None:
+        return {"goal": f"<= {at_most:g}", "met": "yes" if value <= at_most else "NO"}
+    if at_least is not None:
+        return {"goal": f">= {at_least:g}", "met": "yes" if value >= at_least else "NO"}
+    return {"goal": "", "met": ""}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,13 +18,14 @@ from mlxcel_nb.net import exchange, inquest
 from mlxcel_nb.net.collectives import Way, blocks, choose
 from mlxcel_nb.net.exchange import Leg
 from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.inbox import TENSOR_CHANNEL, Tensor
+from mlxcel_nb.net.inbox import Tensor
 from mlxcel_nb.net.interrupt import Interrupt
+from mlxcel_nb.net.shape import Shape
 from mlxcel_nb.net.summing import FLOATS, Array, narrow, sum_into, widen
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.net.waiting import Patience
 from mlxcel_nb.wire import tensors
-from mlxcel_nb.wire.frames import Kind, bytes_of, frame_head
+from mlxcel_nb.wire.frames import HEAD_BYTES, bytes_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -34,12 +35,10 @@ __all__ = ["Group", "Tag", "recv_from", "send_to"]
 SHORT_BYTES = 256 * 1024
 """Larger buffers gain nothing from polling: reading them in crumbs costs more than waking up late."""
 
-MAX_SHAPES = 64
-"""Shapes whose headers are kept at hand."""
+MAX_SHAPES = 16
+"""Types and shapes for which everything is kept at hand."""
 
-_TENSOR_HEAD = frame_head(Kind.TENSOR, TENSOR_CHANNEL)
-_BEHIND_NAME = 9
-"""Bytes of a tensor's header from the length of its name on, where the name is empty."""
+_DIRECT = Way.DIRECT
 
 _TYPES = {np.dtype(np.float32): "float32", np.dtype(np.float16): "float16"}
 
@@ -51,6 +50,7 @@ class Group:
         rank: this member's rank, which is not a key of `links`.
         links: hot links by rank of the peer.
         interrupt: breaks every wait.
+        way: how to sum, whatever `choose` says: for measurements; the same on every rank.
 
     Every collective takes a `tag`, the same on every rank, and a `deadline`: a `time.monotonic()` value, which moves
     along while bytes move; 30 s from now by default. Views that are returned are valid until the next call.
@@ -62,7 +62,9 @@ class Group:
         WireError: a rank sent something else than this collective.
     """
 
-    def __init__(self, rank: int, links: Mapping[int, HotLink], interrupt: Interrupt | None = None) -> None:
+    def __init__(
+        self, rank: int, links: Mapping[int, HotLink], interrupt: Interrupt | None = None, *, way: Way | None = None
+    ) -> None:
         self.rank = rank
         self.size = len(links) + 1
         if sorted([rank, *links]) != list(range(self.size)):
@@ -70,8 +72,9 @@ class Group:
         self._links = dict(sorted(links.items()))
         self._peers = list(self._links.items())
         self._interrupt = interrupt
+        self._way = way
         self._spin_s = min((link.spin_s for link in links.values()), default=0.0)
-        self._shapes: dict[tuple[str, tuple[int, ...], int], tuple[bytes, bytes]] = {}
+        self._shapes: dict[tuple[str, tuple[int, ...]], Shape] = {}
 
     # -- collectives ------------------------------------------------------------------------------
 
@@ -79,9 +82,11 @@ class Group:
         """Every rank's buffer, of any size, in rank order; this rank's own included."""
         own = bytes_of(buffer)
         try:
-            return self._swap(tag, "uint8", (len(own),), own, deadline)
+            shape = self._shapes.get(("uint8", (len(own),))) or self._shape("uint8", (len(own),), len(own))
+            gathered: list[memoryview] = self._swap(tag, shape, own, own, deadline)
         except (MlxcelError, exchange.Left) as error:
             raise self._failed(tag, error) from None
+        return gathered
 
     def barrier(self, tag: Tag, *, deadline: float | None = None) -> None:
         """Return when every rank has called this."""
@@ -100,19 +105,16 @@ class Group:
         dtype = dtype or _TYPES.get(x.dtype) or _unsummable(x)
         if out is None:
             out = np.empty_like(x)
-        flat, total = x.reshape(-1), out.reshape(-1)
-        own = bytes_of(flat)
-        way = choose(self.size, len(own))
+        own = bytes_of(x)
+        shape = self._shapes.get((dtype, x.shape)) or self._shape(dtype, x.shape, len(own))
         try:
-            if way is Way.DIRECT:
-                parts = self._swap(tag, dtype, x.shape, own, deadline)
-                arrays = [np.frombuffer(part, x.dtype) for part in parts]
-                arrays[self.rank] = total if out is x else flat
-                sum_into(total, arrays, dtype)
-            elif way is Way.HALVES:
-                self._halves(tag, dtype, flat, total, Patience(deadline))
+            if shape.way is _DIRECT:
+                sum_into(out, self._swap(tag, shape, own, x, deadline), dtype)
             else:
-                self._ring(tag, dtype, flat, total, Patience(deadline))
+                flat = x.reshape(-1)
+                total = flat if out is x else out.reshape(-1)
+                sum_up = self._halves if shape.way is Way.HALVES else self._ring
+                sum_up(tag, dtype, flat, total, Patience(deadline))
         except (MlxcelError, exchange.Left) as error:
             raise self._failed(tag, error) from None
         return out
@@ -121,9 +123,10 @@ class Group:
         """This rank's block (see `collectives.blocks`) of the sum of every rank's `x`, flat. Types as `all_reduce`."""
         dtype = dtype or _TYPES.get(x.dtype) or _unsummable(x)
         flat = x.reshape(-1)
-        total = np.empty_like(flat[blocks(flat.size, self.size)[self.rank]])
+        mine = flat[blocks(flat.size, self.size)[self.rank]]
+        total = np.empty_like(mine)
         try:
-            self._scatter(tag, dtype, flat, total, Patience(deadline))
+            self._scatter(tag, dtype, flat, mine, total, Patience(deadline))
         except (MlxcelError, exchange.Left) as error:
             raise self._failed(tag, error) from None
         return total
@@ -162,62 +165,62 @@ class Group:
 
     # -- how they go ------------------------------------------------------------------------------
 
-    def _swap(
-        self, tag: Tag, dtype: str, dims: tuple[int, ...], own: memoryview, deadline: float | None
-    ) -> list[memoryview]:
-        """Everybody's `own`, each rank's given to each.
+    def _swap(self, tag: Tag, shape: Shape, own: memoryview, mine: Any, deadline: float | None) -> list[Any]:
+        """What each rank gives to every other, in rank order, as `shape` views it; `mine` in this rank's own place.
 
-        A small one takes the short way: sealed from where it lies, sent, and the peer's polled for. Where all ranks
-        send the same shape, the frame that is due from a peer differs from ours in its data alone, so nothing in it
-        has to be parsed. Whatever is unusual (a full socket, no credit, a peer that is late) goes the long way.
+        A small tensor takes the short way: laid out once, sealed and sent to each peer, and the peer's polled for.
+        Where all ranks send the same shape, the frame that is due from a peer differs from ours in its data alone, so
+        nothing in it has to be parsed. Whatever is unusual (a full socket, no credit, a peer that is late) goes the
+        long way.
         """
-        name, size = tag.name, len(own)
-        head = self._head(dtype, dims, size, name)
+        name = tag.name
+        head = shape.head(name)
         legs: dict[int, Leg] = {}
-        for rank, link in self._peers:
-            link.begin()
-            if size > SHORT_BYTES or not link.put(head, own):
-                legs[rank] = Leg(link, link.outgoing([head[len(_TENSOR_HEAD) :], own]))
-        gathered = [own] * self.size
-        until = time.perf_counter() + self._spin_s if self._spin_s else 0.0
-        for rank, link in self._peers:
-            if rank not in legs:
-                if (data := link.take(head, size, until)) is None:
+        gathered = [mine] * self.size
+        if shape.size > SHORT_BYTES:
+            for rank, link in self._peers:
+                link.begin()
+                legs[rank] = Leg(link, link.outgoing([head[HEAD_BYTES:], own]))
+        else:
+            moulds = shape.moulds.get(len(head)) or shape.add_moulds(len(head), self.size)
+            moulds.out.head[:] = head
+            moulds.out.data[:] = own
+            for rank, link in self._peers:
+                link.begin()
+                if not link.put(moulds.out):
+                    legs[rank] = Leg(link, link.outgoing([head[HEAD_BYTES:], own]))
+            until = time.perf_counter() + self._spin_s if self._spin_s else 0.0
+            for rank, link in self._peers:
+                if rank in legs:
+                    continue
+                if not link.take(moulds.ins[rank], head, until):
                     legs[rank] = Leg(link, sent=not link.wants_write)
-                else:
-                    gathered[rank] = data
-                    if link.wants_write and not link.pump_out(None):
-                        legs[rank] = Leg(link, due=False)
-        if not legs:
-            return gathered
-        lent = {
-            rank: link.lend(tag, dtype, dims, gathered[rank])
-            for rank, link in self._peers
-            if rank not in legs or not legs[rank].due
-        }
-        got = self._run(tag, legs, Patience(deadline), name)
-        for rank, tensor in got.items():
-            self._check(rank, tensor, dtype, dims, exactly=dtype != "uint8")
-        for rank, tensor in {**lent, **got}.items():
-            gathered[rank] = tensor.data
+                    continue
+                gathered[rank] = moulds.views[rank]
+                if link.wants_write and not link.pump_out(None):
+                    legs[rank] = Leg(link, due=False)
+        if legs:
+            for rank, tensor in self._run(tag, legs, Patience(deadline), name).items():
+                self._check(rank, tensor, shape.dtype, shape.dims if shape.kind else tensor.dims)
+                gathered[rank] = shape.view(tensor.data)
         return gathered
 
-    def _scatter(self, tag: Tag, dtype: str, flat: Array, total: Array, waiting: Patience) -> None:
-        """`total` = this rank's block of the sum."""
+    def _scatter(self, tag: Tag, dtype: str, flat: Array, mine: Array, total: Array, waiting: Patience) -> None:
+        """`total` = this rank's block of the sum; `mine` is its block of `flat`, and may be `total`."""
         cuts = blocks(flat.size, self.size)
         legs = {rank: self._leg(link, tag, dtype, flat[cuts[rank]]) for rank, link in self._peers}
         got = self._run(tag, legs, waiting)
-        parts = [flat[cuts[self.rank]]] * self.size
+        parts = [mine] * self.size
         for rank, tensor in got.items():
-            parts[rank] = self._array(rank, tensor, dtype, total)
+            parts[rank] = self._array(rank, tensor, dtype, mine)
         sum_into(total, parts, dtype)
 
     def _halves(self, tag: Tag, dtype: str, flat: Array, total: Array, waiting: Patience) -> None:
         cuts = blocks(flat.size, self.size)
-        mine = total[cuts[self.rank]]
-        self._scatter(tag, dtype, flat, mine, waiting)
+        block = total[cuts[self.rank]]
+        self._scatter(tag, dtype, flat, block if total is flat else flat[cuts[self.rank]], block, waiting)
         tag = tag.at(1)
-        got = self._run(tag, {rank: self._leg(link, tag, dtype, mine) for rank, link in self._peers}, waiting)
+        got = self._run(tag, {rank: self._leg(link, tag, dtype, block) for rank, link in self._peers}, waiting)
         for rank, tensor in got.items():
             block = total[cuts[rank]]
             np.copyto(block, self._array(rank, tensor, dtype, block))
@@ -249,17 +252,13 @@ class Group:
 
     # -- pieces of the above ----------------------------------------------------------------------
 
-    def _head(self, dtype: str, dims: tuple[int, ...], size: int, name: str) -> bytes:
-        """What leads the plaintext of a tensor in one frame."""
-        key = (dtype, dims, size)
-        around = self._shapes.get(key)
-        if around is None:
-            if len(self._shapes) >= MAX_SHAPES:
-                self._shapes.clear()
-            nameless = tensors.encode_header(dtype, dims, "", size)
-            around = self._shapes[key] = (_TENSOR_HEAD + nameless[:-_BEHIND_NAME], nameless[1 - _BEHIND_NAME :])
-        encoded = name.encode()
-        return b"%b%c%b%b" % (around[0], len(encoded), encoded, around[1])
+    def _shape(self, dtype: str, dims: tuple[int, ...], size: int) -> Shape:
+        if len(self._shapes) >= MAX_SHAPES:
+            self._shapes.clear()
+        kind = FLOATS.get(dtype)
+        way = self._way or choose(self.size, size)
+        shape = self._shapes[dtype, dims] = Shape(dtype, dims, size, kind, way)
+        return shape
 
     def _leg(self, link: HotLink, tag: Tag, dtype: str, block: Array) -> Leg:
         """`block` goes to a peer, and something comes back."""
@@ -282,8 +281,8 @@ class Group:
         self._check(rank, tensor, dtype, like.shape)
         return np.frombuffer(tensor.data, FLOATS[dtype])
 
-    def _check(self, rank: int, tensor: Tensor, dtype: str, dims: tuple[int, ...], *, exactly: bool = True) -> None:
-        if tensor.dtype != dtype or (exactly and tensor.dims != dims):
+    def _check(self, rank: int, tensor: Tensor, dtype: str, dims: tuple[int, ...]) -> None:
+        if tensor.dtype != dtype or tensor.dims != dims:
             raise WireError(
                 f"sent {tensor.dtype} {tensor.dims} for exchange {tensor.tag.name} where {dtype} {dims} is due",
                 node=self._links[rank].node,

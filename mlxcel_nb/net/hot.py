@@ -2,46 +2,35 @@
 
 One thread owns a `HotLink` and makes every call on it: it seals, sends and waits by itself, always with a deadline
 (a `time.monotonic()` value, which moves along while bytes move). Whatever arrives while it waits for something else
-is kept for later, so two ends that send at the same time, of any size, never wait for each other. The peer is a
-member and may still break: what it makes us hold is bounded by credits.
+is kept for later, so two ends that send at the same time, of any size, never wait for each other.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import math
-import socket
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from mlxcel_nb.errors import FrameError, MlxcelError, PeerLost, WireError
-from mlxcel_nb.net.controls import Abort, Controls
-from mlxcel_nb.net.inbox import TENSOR_CHANNEL, Inbox, Tensor
+from mlxcel_nb.net.inbox import Tensor
 from mlxcel_nb.net.interrupt import Interrupt
+from mlxcel_nb.net.line import Line
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.outgoing import Outgoing
-from mlxcel_nb.net.stream import Stream
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.net.waiting import Patience, wait
-from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages, tensors
-from mlxcel_nb.wire.credits import SendCredits
-from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, Frame, FrameReader, Kind, Sealer, close_reason, credit_count
+from mlxcel_nb.wire.frames import Kind
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 __all__ = ["MAX_SPIN_S", "HotLink", "Interrupt"]
 
-READ_BYTES = 256 * 1024
-
 MAX_SPIN_S = 150e-6
 """Polling longer than this before blocking costs more than it gains when ranks share cores."""
 
 
-class HotLink:
+class HotLink(Line):
     """Owns a `Link` from here on, for one thread.
 
     Args:
@@ -49,29 +38,8 @@ class HotLink:
     """
 
     def __init__(self, link: Link, *, spin_s: float = 0.0) -> None:
-        self.link = link
-        self.peer = link.peer
-        self.node = link.peer.node_id
-        self.host = link.peer.address[0]
+        super().__init__(link)
         self.spin_s = min(spin_s, MAX_SPIN_S)
-        self._sock: Stream = link.sock
-        self._reader = link.reader
-        self._sealer = link.sealer
-        self._tail: memoryview | None = None  # sealed, not yet with the kernel; nothing is sealed before it is gone
-        self._replies: collections.deque[tuple[Kind, int, bytes]] = collections.deque()
-        self._may_send = SendCredits()
-        self._inbox = Inbox(self._grant)
-        self._controls = Controls()
-        self._tensor_id = 0
-        self.moves = 0  # frames taken and chunks sent: what counts as progress
-        self._frame_since: float | None = None
-        self.watched_until = 0.0  # when a wait on this link last ended
-        self._broken: MlxcelError | None = None
-
-    def __repr__(self) -> str:
-        return f"<hot link to {self.node} at {self.host}>"
-
-    # -- whole operations -------------------------------------------------------------------------
 
     def send_control(
         self, message: dict[str, Any], *, deadline: float | None = None, interrupt: Interrupt | None = None
@@ -143,29 +111,6 @@ class HotLink:
             self.pump_out(None)
         return tensor
 
-    def close(self, reason: str = "") -> None:
-        """Say goodbye if the socket takes it, and close. By the owner."""
-        with contextlib.suppress(OSError, MlxcelError):
-            if self._broken is None:
-                self.pump_out(None)
-                self._goodbye(reason)
-            self._sock.recv(READ_BYTES)  # unread input would turn the goodbye into a reset
-        self._broken = self._broken or PeerLost("this side has closed the link", node=self.node)
-        if self._sock is not self.link.sock:
-            self._sock.close()
-        self.link.close()
-
-    def move(self, stream: Stream, sealer: Sealer, reader: FrameReader, transport: str) -> None:
-        """Use `stream` in place of the socket from the next frame on; the socket then only tells when the peer is gone.
-
-        Args:
-            sealer, reader: with keys of their own, for a counter is never shared.
-            transport: what the link's status calls it.
-        """
-        self._sock, self._sealer = stream, sealer
-        self._reader = self.link.reader = reader
-        self.link.transport = transport
-
     def _drive(self, out: Outgoing, deadline: float | None, interrupt: Interrupt | None, what: str) -> None:
         waiting = Patience(deadline)
         moves = self.moves
@@ -187,258 +132,3 @@ class HotLink:
             if time.perf_counter() > end or (interrupt is not None and interrupt.pending):
                 return False
         return True
-
-    # -- single moves, none of which blocks (for `Group`) -----------------------------------------
-
-    def fileno(self) -> int:
-        """What to poll."""
-        return self._sock.fileno()
-
-    @property
-    def broken(self) -> bool:
-        return self._broken is not None
-
-    def tell(self, message: dict[str, Any]) -> None:
-        """Send a control message as far as the socket takes it now; the rest goes with what is sent next."""
-        self._replies.append((Kind.CONTROL, 0, messages.pack(message)))
-        self.pump_out(None)
-
-    def begin(self) -> None:
-        """A new call: what the last one returned is no longer valid."""
-        if self._broken is not None:
-            raise self._broken.with_traceback(None)
-        if not self._reader.bytes_pending:
-            self._frame_since = None
-        elif self._frame_since is not None:
-            # While nobody waited here, the rest may have waited for us.
-            now = time.monotonic()
-            self._frame_since += now - self.watched_until
-            self.watched_until = now
-        self._inbox.reclaim()
-
-    def outgoing(self, parts: Sequence[ReadableBuffer]) -> Outgoing:
-        """An encoded tensor, ready for `pump_out`."""
-        if sum(memoryview(part).nbytes for part in parts) <= tensors.PART_BYTES:
-            return Outgoing(Kind.TENSOR, TENSOR_CHANNEL, (parts,))
-        self._tensor_id = (self._tensor_id + 1) & 0xFFFFFF
-        return Outgoing(Kind.TENSOR, TENSOR_CHANNEL, tensors.payloads(parts, self._tensor_id))
-
-    @property
-    def wants_write(self) -> bool:
-        return self._tail is not None or bool(self._replies)
-
-    def pump_out(self, out: Outgoing | None) -> bool:
-        """Send what the socket takes: the rest of a frame first, answers next, then `out`. True when all is gone."""
-        while True:
-            if self._tail is not None:
-                try:
-                    sent = self._sock.send(self._tail)
-                except BlockingIOError:
-                    return False
-                except OSError as error:
-                    self._lost_while_sending(error)
-                self.moves += 1
-                if sent < len(self._tail):
-                    self._tail = self._tail[sent:]
-                    continue
-                self._tail = None
-            if self._replies:
-                kind, channel, payload = self._replies.popleft()
-                self._tail = self._sealer.seal(kind, channel, payload)
-            elif out is None or out.next is None:
-                return True
-            elif out.kind is Kind.TENSOR and not self._may_send.spend(out.channel):
-                return False
-            else:
-                self._tail = self._sealer.seal(out.kind, out.channel, *out.next)
-                out.advance()
-
-    def fill(self) -> bool:
-        """Read once; whether anything came."""
-        try:
-            count = self._sock.recv_into(self._reader.get_buffer(READ_BYTES))
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            self._lost(f"reset ({error.strerror})")
-        if not count:
-            self._lost("it ended without a goodbye")
-        self._reader.received(count)
-        return True
-
-    def absorb(self) -> bool:
-        """Deal with what has been read, or read once and deal with that; whether there was anything."""
-        return self._sort() or (self.fill() and (self._sort() or True))
-
-    def _sort(self) -> bool:
-        """Put every whole frame that has been read where it belongs; whether there was any."""
-        self._inbox.detach()
-        before = self.moves
-        while (frame := self._next_frame()) is not None:
-            if (tensor := self._dispatch(frame)) is not None:
-                self._inbox.keep(tensor)
-        return self.moves > before
-
-    def poll_tensor(self, tag: Tag, name: str) -> Tensor | None:
-        """The tensor of `tag` if it has arrived. `name` is `tag.name`, which the caller has at hand."""
-        if (kept := self._inbox.find(tag)) is not None:
-            return kept
-        while (frame := self._next_frame()) is not None:
-            tensor = self._dispatch(frame, tag, name)
-            if tensor is None:
-                continue
-            if tensor.tag == tag:
-                return self._inbox.lend(tensor)
-            if tensor.tag > tag:
-                self._inbox.keep(tensor)
-        return None
-
-    def abort(self, tag: Tag) -> Abort | None:
-        """What the peer said, if it has left the step of `tag`."""
-        if not self._controls:
-            return None
-        try:
-            return self._controls.abort(tag, self.node)
-        except WireError as error:
-            self._refuse(error)
-
-    # -- the short way, for a tensor that fits a frame --------------------------------------------
-
-    def put(self, head: bytes, data: memoryview) -> bool:
-        """Seal and send a tensor if nothing stands before it. False, and nothing done, if something does.
-
-        Args:
-            head: `frame_head` and the tensor's header.
-        """
-        if (self._tail is not None or self._replies) and not self.pump_out(None):
-            return False
-        if not self._may_send.spend(TENSOR_CHANNEL):
-            return False
-        frame = self._sealer.seal_plain(head, data)
-        try:
-            sent = self._sock.send(frame)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            self._lost_while_sending(error)
-        self.moves += 1
-        if sent < len(frame):
-            self._tail = frame[sent:]
-        return True
-
-    def take(self, head: bytes, size: int, until: float = 0.0) -> memoryview | None:
-        """The data of the tensor that `head` leads, `size` bytes, if it is the next that comes.
-
-        The data is valid until another frame is read. None when it is not there: the long way finds out why.
-
-        Args:
-            until: a `time.perf_counter()` value to poll until.
-        """
-        reader = self._reader
-        opener = reader.opener
-        opener.lead = lead = len(head)
-        while not self._controls and self._inbox.empty:
-            try:
-                plain = reader.next_plain()
-                if plain is None:
-                    if self.fill() or time.perf_counter() < until:
-                        continue
-                    return None
-                self.moves += 1
-                self._frame_since = None
-                if len(plain) == lead + size and plain[:lead] == head:
-                    self._inbox.passed()
-                    return plain[lead:]
-                frame = opener.frame(plain)
-            except WireError as error:
-                self._refuse(error)
-            if frame.kind is not Kind.REKEY and (tensor := self._dispatch(frame)) is not None:
-                self._inbox.keep(tensor)
-        return None
-
-    def lend(self, tag: Tag, dtype: str, dims: tuple[int, ...], data: memoryview) -> Tensor:
-        """What `take` gave, kept valid until the next call on this link: look at its `data` when all is done."""
-        return self._inbox.lend(Tensor(tag, dtype, dims, data.toreadonly()))
-
-    # -- frames -----------------------------------------------------------------------------------
-
-    def _next_frame(self) -> Frame | None:
-        try:
-            frame = self._reader.next_frame()
-        except WireError as error:
-            self._refuse(error)
-        if frame is not None:
-            self.moves += 1
-            self._frame_since = None
-        return frame
-
-    def _dispatch(self, frame: Frame, tag: Tag | None = None, name: str = "") -> Tensor | None:
-        """Deal with one frame; the tensor, if it completes one."""
-        try:
-            if frame.kind is Kind.TENSOR:
-                return self._inbox.add(frame, tag, name)
-            if frame.kind is Kind.CONTROL:
-                self._controls.keep(messages.unpack(frame.payload), len(frame.payload))
-            elif frame.kind is Kind.CREDIT:
-                self._may_send.grant(frame.channel, credit_count(frame.payload))
-            elif frame.kind is Kind.PING:
-                if len(self._replies) >= 2 * MAX_UNANSWERED_PINGS:
-                    raise WireError(f"more than {MAX_UNANSWERED_PINGS} pings without reading the pongs")
-                self._replies.append((Kind.PONG, frame.channel, bytes(frame.payload)))
-            elif frame.kind is Kind.CLOSE:
-                self._goodbye("")
-                self._lost(f"closed by it: {close_reason(frame.payload) or 'no reason given'}")
-            elif frame.kind is not Kind.PONG:
-                raise WireError(f"a {frame.kind.name.lower()} frame on a hot link")
-        except WireError as error:
-            self._refuse(error)
-        return None
-
-    def _grant(self, channel: int, count: int) -> None:
-        self._replies.append((Kind.CREDIT, channel, count.to_bytes(4, "big")))
-
-    # -- ends -------------------------------------------------------------------------------------
-
-    def _lost(self, why: str) -> NoReturn:
-        self._broken = PeerLost(f"connection to host {self.host} lost: {why}", node=self.node)
-        raise self._broken
-
-    def _lost_while_sending(self, error: OSError) -> NoReturn:
-        """Before giving up, read what the peer said last: its reason is better than ours."""
-        self._tail = None
-        while self.absorb():
-            pass
-        self._lost(f"reset ({error.strerror})")
-
-    def _goodbye(self, reason: str) -> None:
-        """The close frame, behind the rest of another if there is one, as far as the socket takes them."""
-        try:
-            sent = self._sock.send(self._tail) if self._tail is not None else 0
-            if self._tail is None or sent == len(self._tail):
-                self._sock.send(self._sealer.seal_close(reason))
-            self._tail = None
-        except (OSError, FrameError):
-            return  # the peer takes no more, or has been told already
-        finally:
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_WR)
-
-    def _refuse(self, error: WireError) -> NoReturn:
-        """The peer broke the contract: tell it, and end."""
-        if isinstance(self._broken, PeerLost):
-            raise self._broken
-        self._broken = error.at(self.node)
-        self._goodbye(error.cause)
-        self.link.hang_up()
-        raise self._broken
-
-    def frame_due(self, now: float) -> float:
-        """When the rest of a frame that has begun must be here; far off when none has."""
-        if not self._reader.bytes_pending:
-            return math.inf
-        if self._frame_since is None:
-            self._frame_since = now
-        return self._frame_since + times.FRAME_REST_S
-
-    def frame_overdue(self) -> NoReturn:
-        self._refuse(WireError(f"the rest of a frame did not come within {times.FRAME_REST_S:g} s"))

@@ -20,8 +20,9 @@ from mlxcel_nb.net.interrupt import Interrupt
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.net.waiting import Patience, wait
 
-INQUEST_S = 0.5
-"""For the others to say whom they wait for: a message there and one back, over the slowest link worth a collective."""
+INQUEST_S = 2.0
+"""For the others to say whom they wait for: a message there and one back, on hosts that may be overloaded. It takes as
+long only where somebody beside the one to blame is silent."""
 
 
 def hold(tag: Tag, error: MlxcelError | Left, links: Sequence[HotLink], interrupt: Interrupt | None) -> MlxcelError:

@@ -20,7 +20,7 @@ _NAN_BITS = 0x7FC0
 
 
 def sum_into(out: Array, parts: Sequence[Array], dtype: str) -> None:
-    """`out` = the sum of `parts`, flat arrays of one size, first to last. `out` may be one of them."""
+    """`out` = the sum of `parts`, arrays of one shape, first to last. `out` may be one of them."""
     if dtype == "float32" and len(parts) > 1:
         if len(parts) > 2:  # by when its turn comes, `out` holds something else
             parts = [part.copy() if part is out else part for part in parts]

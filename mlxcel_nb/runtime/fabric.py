@@ -23,11 +23,27 @@ _MLX_TYPES = {name: dtype for dtype, name in _WIRE_NAMES.items()}
 
 def as_buffer(x: mx.array) -> np.ndarray:
     """`x`'s own memory, evaluated, uncopied where contiguous. bfloat16, which has no buffer format, shows as uint16."""
-    x = mx.contiguous(x)
-    if x.dtype == mx.bfloat16:
-        x = x.view(mx.uint16)
-    mx.eval(x)
-    return np.asarray(x)
+    bits = x.view(mx.uint16) if x.dtype == mx.bfloat16 else x
+    mx.eval(bits)
+    buffer = np.asarray(bits)
+    # Asked for only where needed: one more operation costs as much as the evaluation of a small array.
+    return buffer if buffer.flags.c_contiguous else as_buffer(mx.contiguous(x))
+
+
+def sum_over(group: Group, tag: Tag, x: mx.array, *, deadline: float | None = None) -> mx.array:
+    """The sum of every rank's `x`, which is given up: the sum takes its place in memory.
+
+    Args:
+        x: the result of an operation, held by nobody else; float32, float16 or bfloat16.
+    """
+    dtype = _WIRE_NAMES[x.dtype]
+    bits = x.view(mx.uint16) if dtype == "bfloat16" else x
+    mx.eval(bits)
+    buffer = np.asarray(bits)
+    if not buffer.flags.c_contiguous:
+        return sum_over(group, tag, mx.contiguous(x), deadline=deadline)
+    group.all_reduce(tag, buffer, dtype=dtype, out=buffer, deadline=deadline)
+    return x
 
 
 def from_buffer(data: memoryview, dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:
@@ -76,18 +92,21 @@ class Fabric:
         return Tag(self._epoch, self._step, 0)
 
     def all_reduce(self, x: mx.array) -> mx.array:
-        """Sum of `x` over the tensor ranks of this stage, in rank order: the same bits on every rank."""
+        """Sum of `x`, which is given up, over the tensor ranks of this stage: the same bits on every rank."""
         if self._group is None:
             return x
-        own = as_buffer(x)
-        parts = self._group.all_gather(self._collective(), memoryview(own).cast("B"), deadline=self._deadline())
-        if x.dtype == mx.float32:
-            total = np.frombuffer(parts[0], np.float32) + np.frombuffer(parts[1], np.float32)
-            for part in parts[2:]:
-                total += np.frombuffer(part, np.float32)
-            return mx.array(total.reshape(x.shape))
-        arrays = [from_buffer(part, x.dtype, x.shape) for part in parts]
-        return sum(arrays[1:], start=arrays[0])
+        return sum_over(self._group, self._collective(), x, deadline=self._deadline())
+
+    def gather(self, data: bytes = b"", *, patience_s: float | None = None) -> list[bytes]:
+        """What every tensor rank of this stage says, in rank order; with nothing to say it is a barrier.
+
+        Args:
+            patience_s: in place of the step's own time.
+        """
+        if self._group is None:
+            return [data]
+        deadline = self._deadline() if patience_s is None else time.monotonic() + patience_s
+        return [bytes(each) for each in self._group.all_gather(self._collective(), data, deadline=deadline)]
 
     def send_hidden(self, x: mx.array) -> None:
         """Hand `x`, (1, L, D), to the same rank of the next stage."""

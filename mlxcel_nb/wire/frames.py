@@ -25,6 +25,8 @@ from mlxcel_nb.wire.keys import IV_BYTES, DirectionKeys
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    from mlxcel_nb.wire.mould import Mould
+
 
 class Kind(IntEnum):
     CLOSE = 0
@@ -56,9 +58,6 @@ PING_BYTES = 8
 MAX_FILLER = 1 << 20
 MAX_UNANSWERED_PINGS = 8
 CREDIT_BYTES = 4
-
-ALIGNMENT = 64
-"""What follows the expected `lead` of a plaintext lies at a multiple of this: arithmetic on it runs at full speed."""
 
 _FIRST_BUFFER = 64 << 10
 _HEAD = struct.Struct("!BI")
@@ -149,9 +148,16 @@ class Sealer(_Direction):
         self._closed = kind is _CLOSE
         return sealed
 
-    def seal_plain(self, head: bytes, data: memoryview) -> memoryview:
-        """As `seal`, of a plaintext that the caller has laid out: `frame_head` and what follows it, then the data."""
-        return self._seal(len(head) + len(data), (head, data))
+    def seal_mould(self, mould: Mould) -> memoryview:
+        """As `seal`, of the plaintext that lies in `mould`, as a rule into its own frame."""
+        size = len(mould.body)
+        if self._closed or self._due(size):
+            return self._seal(len(mould.plain), [mould.plain])
+        nonce = (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
+        self._cipher.encrypt_into(nonce, mould.plain, mould.length, mould.body)
+        self._frames += 1
+        self._ciphertext += size
+        return mould.frame
 
     def seal_close(self, reason: str) -> memoryview:
         """The close frame, with a `reason` that is cut where it does not fit."""
@@ -160,11 +166,13 @@ class Sealer(_Direction):
     def _seal(self, size: int, parts: Sequence[bytes | memoryview]) -> memoryview:
         if self._closed:
             raise FrameError("this side has closed the connection already")
-        start = 0
-        if self._frames >= self._rekey_every or self._ciphertext + size + TAG_BYTES + MIN_LENGTH > MAX_CIPHERTEXT:
-            start = self._rekey()
+        start = self._rekey() if self._due(size + TAG_BYTES) else 0
         end = self._put(start, size, parts)
         return self._out[:end]
+
+    def _due(self, length: int) -> bool:
+        """Whether a rekey frame has to come before a frame of `length`."""
+        return self._frames >= self._rekey_every or self._ciphertext + length + MIN_LENGTH > MAX_CIPHERTEXT
 
     def _rekey(self) -> int:
         end = self._put(0, HEAD_BYTES, [frame_head(_REKEY, 0)])
@@ -203,8 +211,6 @@ class Opener(_Direction):
         super().__init__(keys, suite)
         self.closed = False
         """Whether the peer's close frame has been opened: the only clean end of a stream."""
-        self.lead = 0
-        """Bytes of an expected plaintext that stand before what should be aligned."""
         self._failed = False
         self._plain = memoryview(bytearray(_FIRST_BUFFER))
 
@@ -228,7 +234,7 @@ class Opener(_Direction):
             raise ValueError(f"the body has {len(body)} bytes, its header says {length}")
         return self.frame(self.decrypt(memoryview(header), body))
 
-    def decrypt(self, header: memoryview, body: memoryview, into: memoryview | None = None) -> memoryview:
+    def decrypt(self, header: bytes | memoryview, body: memoryview, into: memoryview | None = None) -> memoryview:
         """The plaintext of a frame whose length has been checked; for `frame`, whatever else it is used for.
 
         Args:
@@ -238,10 +244,9 @@ class Opener(_Direction):
         if self._frames >= MAX_FRAMES or self._ciphertext + size > MAX_CIPHERTEXT:
             raise self._fail("the peer did not replace its keys in time")
         if into is None:
-            begin = -self.lead % ALIGNMENT
-            if begin + size > len(self._plain):
-                self._plain = memoryview(bytearray(_room(begin + size)))
-            into = self._plain[begin : begin + size]
+            if size > len(self._plain):
+                self._plain = memoryview(bytearray(_room(size)))
+            into = self._plain[:size]
         nonce = (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
         try:
             self._cipher.decrypt_into(nonce, body, header, into)

@@ -2,88 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import queue
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from mlxcel_nb.cluster.secret import random_secret
-
-REPO = Path(__file__).parents[2]
+from tests.net.ranks import Rank, start
 
 
-class Rank:
-    """A process of `tests.net.rank` and what it says."""
-
-    def __init__(self, rank: int, size: int, patience_s: float, end: str = "") -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.net.rank", str(rank), str(size), str(patience_s), end],
-            cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(json.loads(line))
-
-    def say(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
-
-    def hear(self, key: str, limit_s: float = 20.0) -> dict[str, Any]:
-        """The next thing said that holds `key`."""
-        end = time.monotonic() + limit_s
-        while True:
-            said = self._lines.get(timeout=max(0.01, end - time.monotonic()))
-            if key in said:
-                return said
-
-    def steps(self) -> int:
-        """The last step told of so far."""
-        step = 0
-        while not self._lines.empty():
-            step = self._lines.get().get("step", step)
-        return step
-
-    def send(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
-        self._reader.join(10)
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
-
-
-def start(patience_s: float, end: str = "") -> list[Rank]:
-    ranks = [Rank(n, 3, patience_s, end if n == 2 else "") for n in range(3)]
-    secret = random_secret().reveal().hex()
-    for rank in ranks:
-        rank.say(secret)
-    ports = json.dumps([rank.hear("port")["port"] for rank in ranks])
-    for rank in ranks:
-        rank.say(ports)
-    return ranks
+def start_three(patience_s: float, end: str = "") -> list[Rank]:
+    return start("tests.net.rank", 3, str(patience_s), "", last=(str(patience_s), end))
 
 
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> Iterator[list[Rank]]:
-    started = start(*request.param)
+    started = start_three(*request.param)
     yield started
     for rank in started:
         rank.close()

@@ -1,0 +1,43 @@
+"""How the processes of one side find each other: addresses and a secret come over standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.cluster.names import new_incarnation
+from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.hot import MAX_SPIN_S, HotLink
+from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.wire.handshake import Identity
+
+
+def hot_links(rank: int, size: int, *, spin: bool) -> dict[int, HotLink]:
+    """A hot link to every other rank, by rank: the lower ones are dialled, the higher ones arrive."""
+    spin_s = MAX_SPIN_S if spin else 0.0
+    return {other: HotLink(link, spin_s=spin_s) for other, link in asyncio.run(_join(rank, size)).items()}
+
+
+async def _join(rank: int, size: int) -> dict[int, Link]:
+    loop = asyncio.get_running_loop()
+    told: dict[str, Any] = json.loads(sys.stdin.readline())
+    secret = Secret(bytes.fromhex(told["secret"]))
+    me = Identity(cluster="benchmark", node_id=f"rank-{rank}", role="worker", incarnation=new_incarnation())
+    arrived: asyncio.Queue[Link] = asyncio.Queue()
+    listener = Listener(me, [secret], on_link=arrived.put_nowait)
+    print(json.dumps({"port": (await listener.start()).port}), flush=True)
+    ports: list[int] = json.loads(await loop.run_in_executor(None, sys.stdin.readline))
+    links = {
+        other: await dial(me, secret, Address("127.0.0.1", ports[other]), expect_node_id=f"rank-{other}")
+        for other in range(rank)
+    }
+    while len(links) < size - 1:
+        link = await arrived.get()
+        links[int(link.peer.node_id.removeprefix("rank-"))] = link
+    await listener.close()
+    return links

@@ -1,0 +1,70 @@
+"""What a group keeps at hand for tensors of one type and shape, so that nothing of it is made again for each of them.
+
+Owned by the thread that owns the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mlxcel_nb.net.collectives import Way
+from mlxcel_nb.net.inbox import TENSOR_CHANNEL
+from mlxcel_nb.wire import tensors
+from mlxcel_nb.wire.frames import Kind, frame_head
+from mlxcel_nb.wire.mould import Mould
+
+_FRAME_HEAD = frame_head(Kind.TENSOR, TENSOR_CHANNEL)
+_BEHIND = 8
+"""Bytes of a tensor's header behind its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moulds:
+    """One for what this rank sends, and one for what each rank sends it, with the views of their data."""
+
+    out: Mould
+    ins: list[Mould]
+    views: list[Any]
+
+
+@dataclass(slots=True)
+class Shape:
+    """Tensors of one type and shape.
+
+    Args:
+        size: in bytes.
+        kind: what NumPy holds the elements in; None leaves them bytes, as many as come.
+        way: how they are summed.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    size: int
+    kind: type[np.generic] | None
+    way: Way
+    moulds: dict[int, Moulds] = field(default_factory=dict)
+    """By the bytes that lead the data, which are more when the tag is longer."""
+    _before: bytes = b""
+    _behind: bytes = b""
+
+    def __post_init__(self) -> None:
+        nameless = tensors.encode_header(self.dtype, self.dims, "", self.size)
+        self._before = _FRAME_HEAD + nameless[: -_BEHIND - 1]
+        self._behind = nameless[-_BEHIND:]
+
+    def head(self, name: str) -> bytes:
+        """What leads the plaintext of such a tensor in one frame."""
+        encoded = name.encode()
+        return b"%b%c%b%b" % (self._before, len(encoded), encoded, self._behind)
+
+    def add_moulds(self, lead: int, ranks: int) -> Moulds:
+        ins = [Mould(lead, self.size) for _ in range(ranks)]
+        moulds = self.moulds[lead] = Moulds(Mould(lead, self.size), ins, [self.view(mould.data) for mould in ins])
+        return moulds
+
+    def view(self, data: memoryview) -> Any:
+        """The tensor in `data`: an array, or the bytes themselves."""
+        return data if self.kind is None else np.frombuffer(data, self.kind).reshape(self.dims)
