@@ -11,8 +11,9 @@ import json
 import logging
 import resource
 import sys
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
@@ -41,8 +42,8 @@ def raise_limit() -> None:
 
 def own_facts() -> dict[str, int]:
     """Open descriptors and resident bytes of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return {"fds": sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1, "rss": pages * resource.getpagesize()}
+    process = psutil.Process()
+    return {"fds": process.num_fds(), "rss": process.memory_info().rss}
 
 
 def say(**what: Any) -> None:
