@@ -120,7 +120,8 @@ def _kv_tensor(script: Script, spec: ArraySpec, slots: Range, form: int) -> byte
         tensor = encode_header(spec.dtype, dims, "", size, 1) + block
     elif how & 3 == 2 and spec.dtype.startswith("float") and dims and dims[-1] % 16 == 0:
         elements = size // itemsize
-        codes = b"\4\0\0\x10" + fill * (elements // 2 + 2 * (elements // 16) * itemsize)
+        bits = (4, 8, 2, 6)[how >> 2 & 3]
+        codes = bytes((bits, 0, 0, 16)) + fill * (elements * bits // 8 + 2 * (elements // 16) * itemsize)
         tensor = encode_header(spec.dtype, dims, "", len(codes), 2) + codes
     else:
         tensor = encode_header(spec.dtype, dims, "", size) + fill * size
