@@ -50,6 +50,7 @@ class Measuring:
         self._links: set[Link] = set()
         self._answered = 0
         self._task: asyncio.Task[None] | None = None
+        self._asker: ControlLink | None = None
 
     def order(self, asker: ControlLink, message: dict[str, Any]) -> None:
         """Measure the way to the node that `message` names, and reply with it and both ends' IP addresses.
@@ -67,6 +68,7 @@ class Measuring:
         if pings < 1 or not 0 < seconds <= measuring.MAX_SECONDS:
             raise WireError(f"an order to measure with {pings} pings for {seconds} s")
         work = self._measure(node, addresses, pings, seconds)
+        self._asker = asker
         self._task = asyncio.get_running_loop().create_task(self._reply(asker, request_id, work))
 
     def arrived(self, link: Link) -> None:
@@ -85,6 +87,11 @@ class Measuring:
                 log.info("a measurement by %s ended early: %s", link.peer.node_id, error)
 
         answering.add_done_callback(done)
+
+    def left(self, asker: ControlLink) -> None:
+        """The connection of somebody who may have asked has ended: nobody waits for the answer."""
+        if self._task is not None and self._asker is asker:
+            self._task.cancel()
 
     def close(self) -> None:
         """Break off what is under way."""

@@ -331,6 +331,7 @@ class Node:
     def _on_state(self, link: ControlLink, state: str, reason: str) -> None:
         if state not in ("dead", "closed"):
             return
+        self._measuring.left(link)
         if link in self._routers:
             self._routers.discard(link)
             self._router_seen = time.monotonic()

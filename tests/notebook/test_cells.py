@@ -185,6 +185,19 @@ def test_an_engine_that_is_killed_is_named_in_the_cell_in_two_lines_at_most(nb: 
     nb.ok("%mlxcel cluster stop")
 
 
+def test_net_test_shows_every_pair_of_the_notebook_s_own_cluster(nb: Notebook) -> None:
+    ran = nb.ok("%mlxcel net test --seconds 0.1 --pings 5")
+    shown = ran.plain
+    for row in ("here", "engine-0", "engine-1"):
+        assert any(line.startswith(row) and "bit/s" in line for line in shown.splitlines()), shown
+    assert "Round trip, median" in shown and "Median of the pairs of nodes" in shown and "✕" not in shown
+    page = ran.of("display_data", "update_display_data")[-1]["data"]["text/html"]
+    assert page.count("<table") == 2 and "rgba(" in page
+    stopped = nb.run("%mlxcel net test --seconds 10", stop_when=lambda ran: " to " in ran.plain)
+    assert "interrupted: %mlxcel net test" in stopped.error and stopped.stopped_s < 8
+    assert "✕" not in nb.ok("%mlxcel net test --seconds 0.1 --pings 5").plain  # nobody is still measuring
+
+
 def test_a_second_cluster_with_a_name_is_the_one_that_is_meant_until_it_stops(nb: Notebook, tiny: Path) -> None:
     nb.ok("%mlxcel cluster start -n 1 --name second --link 2ms,1Gbit")
     refused = nb.run(f"%mlxcel load {tiny.with_name('own')}")

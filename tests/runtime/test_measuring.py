@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -59,6 +60,22 @@ def test_a_way_that_leads_nowhere_or_to_somebody_else_is_an_error_with_its_reaso
                 assert "no address" in reply["error"]["cause"]
                 reply = await answer(asker, {**ORDER, "addresses": ["127.0.0.1:9", str(b._address)]})
                 assert reply["type"] == "reply"  # the second one works
+
+        run(body(), 40)
+
+
+def test_a_measurement_ends_when_the_one_who_asked_has_left() -> None:
+    with running("a") as a, running("b") as b:
+
+        async def body() -> None:
+            order = {**ORDER, "addresses": [str(b._address)]}
+            async with linked(a, "asker", "visitor") as asker:
+                asker.link.send({**order, "seconds": 10.0})
+                assert (await answer(asker, {**order, "id": "m2"}))["error"]["code"] == "busy"
+            async with linked(a, "next", "visitor") as another:
+                async with asyncio.timeout(8):
+                    while (await answer(another, order))["type"] == "error":
+                        await asyncio.sleep(0.05)
 
         run(body(), 40)
 
