@@ -7,7 +7,7 @@ from its loop; a decision that is contested it asks for again, once it knows whe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,6 +16,9 @@ from mlxcel_nb.wire.hello import VerdictCode
 
 ESTABLISHED_LIMIT = 512
 """Established connections of one listener, of their own: no pending one can use them up."""
+
+MAX_ANNOUNCED = 32
+"""Further addresses that are taken from one process's word."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -48,7 +51,8 @@ class Admission(Generic[K]):
     Args:
         configured: per node id the addresses the configuration names for it; other ids take the first address seen.
 
-    `allow` names further addresses for either kind: those that the plan of a model instance has agreed on.
+    `allow` names further addresses for either kind: those that the plan of a model instance has agreed on. `announce`
+    takes those that a process says of itself, where the configuration names none for it.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Admission(Generic[K]):
         self.limit = limit
         self._configured = {node_id: {normal_ip(ip) for ip in ips} for node_id, ips in (configured or {}).items()}
         self._further: dict[str, frozenset[str]] = {}
+        self._announced: dict[str, frozenset[str]] = {}
         self._holders: dict[K, _Holder] = {}
 
     def __len__(self) -> int:
@@ -66,6 +71,14 @@ class Admission(Generic[K]):
     def allow(self, further: Mapping[str, Collection[str]]) -> None:
         """From now on these ids may come from these addresses too, in place of what was allowed before."""
         self._further = {node_id: frozenset(normal_ip(ip) for ip in ips) for node_id, ips in further.items()}
+
+    def announce(self, node_id: str, incarnation: bytes, further: Sequence[object]) -> None:
+        """A process that holds connections here says which addresses it has besides; its last word counts.
+
+        Another process of that id, or one without a connection here, changes nothing, and what is no text is none.
+        """
+        if any((holder.node_id, holder.incarnation) == (node_id, incarnation) for holder in self._holders.values()):
+            self._announced[node_id] = frozenset(normal_ip(ip) for ip in further[:MAX_ANNOUNCED] if isinstance(ip, str))
 
     def ask(self, node_id: str, incarnation: bytes, source: str) -> Decision:
         """May `incarnation` at the address `source` be `node_id`? Changes nothing."""
@@ -77,7 +90,7 @@ class Admission(Generic[K]):
         holder = next((holder for holder in self._holders.values() if holder.node_id == node_id), None)
         if holder is not None:
             other = holder.incarnation != incarnation
-            if not named and ip != holder.address and not agreed:
+            if not named and ip != holder.address and not agreed and ip not in self._announced.get(node_id, ()):
                 return _identity(f"{node_id} is known at {holder.address}, not at {ip}", contested=other)
             if other:
                 return Decision(VerdictCode.DUPLICATE, f"{node_id} is connected from another process", contested=True)
@@ -95,7 +108,9 @@ class Admission(Generic[K]):
 
     def leave(self, connection: K) -> None:
         """`connection` has ended; with its last one an incarnation gives up its id and address."""
-        self._holders.pop(connection, None)
+        left = self._holders.pop(connection, None)
+        if left is not None and not self.holding(left.node_id):
+            self._announced.pop(left.node_id, None)
 
 
 def _identity(detail: str, *, contested: bool = False) -> Decision:

@@ -78,7 +78,7 @@ class Pool:
         on_stream: takes stream messages; without it they end the link.
         on_change: told of each change in a peer's state.
         progress: steps done so far and whether there is work, for our own heartbeats.
-        announce: further addresses of this host, which peers are told of.
+        announce: the addresses of this host, which peers are told of.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Pool:
         on_stream: Callable[[ControlLink, Message], None] | None = None,
         on_change: Callable[[Change], None] | None = None,
         progress: Callable[[], tuple[int, bool]] = lambda: (0, False),
-        announce: Sequence[str] = (),
+        announce: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._identity = identity
         self._secrets = (secret, previous_secret)
@@ -101,7 +101,7 @@ class Pool:
         self._on_stream = on_stream
         self._on_change = on_change
         self._progress = progress
-        self._announce = list(announce)
+        self._announce = announce
         self._loop = asyncio.get_running_loop()
         self._peers: dict[str, Peer] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -336,8 +336,6 @@ class Pool:
         self._tell(Linked(node_id=peer.node_id, incarnation=link.peer.incarnation))
         if spare is not None and spare.link.dialled:
             self._loop.call_later(RETIRE_S, self._retire, peer, spare)
-        if self._announce:
-            control.send({"type": "addresses", "addresses": self._announce})
         self._send_beat(control)
 
     def _retire(self, peer: Peer, spare: ControlLink) -> None:
@@ -402,6 +400,8 @@ class Pool:
     def _send_beat(self, link: ControlLink) -> None:
         progress, busy = self._progress()
         link.send({"type": "heartbeat", "progress": progress, "busy": busy})
+        if addresses := list(self._announce()):  # again and again: cables are plugged and leases change
+            link.send({"type": "addresses", "addresses": addresses})
 
     def _hear(self, link: ControlLink) -> None:
         heard = Heard(node_id=link.peer.node_id, incarnation=link.peer.incarnation)

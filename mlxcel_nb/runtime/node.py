@@ -246,6 +246,7 @@ class Node:
             on_stream=self._on_stream,
             on_change=self._peer_changed,
             progress=lambda: (self._worker.progress, self._worker.activity != "idle"),
+            announce=self._surroundings.addresses,
         )
         for node_id, addresses in self.config.peers.items():
             made.add(node_id, addresses)
@@ -382,6 +383,9 @@ class Node:
             self._surroundings.answer(link, field_of(message, "id", str))
         elif kind == "measure":
             self._measuring.order(link, message)
+        elif kind == "addresses" and self._listener is not None:
+            told = field_of(message, "addresses", list)
+            self._listener.admission.announce(link.peer.node_id, link.peer.incarnation, told)
         elif kind == "heartbeat":
             pass  # of one that has this node among its peers, without being one of its own
         elif kind == "abort" and self._holding.is_leader(link):

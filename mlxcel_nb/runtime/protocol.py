@@ -17,6 +17,8 @@ cancel     router -> leader  end that request now, keep what there is
 status     router -> node    answered by reply
 place      router -> node    where can you be reached; answered by reply
 measure    router -> node    how fast is your way to that node (a visitor may ask too); answered by reply
+heartbeat  node -> node      I live, so far is my work; every 5 s
+addresses  node -> node      my host's addresses: I may come from any of them
 reply      node -> router    the answer to unload, status, place or measure, by its `id`
 error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error

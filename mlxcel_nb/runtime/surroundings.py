@@ -8,6 +8,7 @@ plugged and leases change while a node runs. Whoever asks meanwhile shares the a
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,12 @@ class Surroundings:
     def published(self, address: Address) -> Address:
         """`address`, or an address of this host in place of a wildcard, which nobody could dial."""
         return published(self._place()) if address.is_wildcard and self.facts is not None else address
+
+    def addresses(self) -> list[str]:
+        """The IP addresses this host may come from, as far as they are known by now; none for a node on loopback."""
+        found = self.facts.interfaces if self.facts else ()
+        ips = [ipaddress.ip_interface(text).ip for each in found if each.up for text in each.addresses]
+        return [str(ip) for ip in ips if not ip.is_loopback and not ip.is_link_local]
 
     def answer(self, link: ControlLink, request_id: str) -> None:
         """Reply with the place, as soon as it is known."""

@@ -99,3 +99,28 @@ def test_a_plan_names_further_addresses_for_as_long_as_it_holds():
         assert verdict(admission, node_id, FIRST, "192.0.2.2") is VerdictCode.IDENTITY
     admission.allow({})
     assert verdict(admission, "seen", FIRST, "192.0.2.1") is VerdictCode.IDENTITY
+
+
+def test_a_process_may_come_from_every_address_it_has_announced():
+    admission: Admission[str] = Admission({"configured": ["203.0.113.1"]})
+    for node_id in ("configured", "seen"):
+        admission.enter(f"link of {node_id}", node_id, FIRST, "203.0.113.1")
+        admission.announce(node_id, SECOND, ["192.0.2.1"])  # another process has no say
+        assert verdict(admission, node_id, FIRST, "192.0.2.1") is VerdictCode.IDENTITY
+        admission.announce(node_id, FIRST, ["::ffff:192.0.2.1", "no address", 7, None])
+    assert verdict(admission, "configured", FIRST, "192.0.2.1") is VerdictCode.IDENTITY
+    assert verdict(admission, "seen", FIRST, "192.0.2.1") is VerdictCode.ACCEPTED
+    assert verdict(admission, "seen", FIRST, "203.0.113.1") is VerdictCode.ACCEPTED
+    assert verdict(admission, "seen", SECOND, "192.0.2.1") is VerdictCode.DUPLICATE
+    admission.announce("seen", FIRST, ["192.0.2.9"])
+    assert verdict(admission, "seen", FIRST, "192.0.2.1") is VerdictCode.IDENTITY
+
+
+def test_what_was_announced_ends_with_the_last_connection():
+    admission: Admission[str] = Admission()
+    admission.enter("link-1", "seen", FIRST, "203.0.113.1")
+    admission.announce("seen", FIRST, ["192.0.2.1"])
+    admission.leave("link-1")
+    admission.announce("seen", FIRST, ["192.0.2.1"])  # nobody holds the id now
+    admission.enter("link-2", "seen", FIRST, "203.0.113.1")
+    assert verdict(admission, "seen", FIRST, "192.0.2.1") is VerdictCode.IDENTITY
