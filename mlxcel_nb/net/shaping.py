@@ -31,6 +31,8 @@ log = get_logger("net.shaping")
 SOCKET_BYTES = 256 << 10
 """Buffers of the socket pair, each way."""
 
+READ_BYTES = 64 << 10
+
 PIECES_PER_TURN = 8
 """Taken from one owner before other links get their turn."""
 
@@ -201,7 +203,7 @@ class _Relayed:
 
     def _from_peer(self) -> None:
         try:
-            data = self.connection.recv(self.pipe.piece_bytes)
+            data = self.connection.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError:  # a reset: what is on its way is lost with the connection
@@ -240,8 +242,15 @@ class _Relays:
         """Serve `link` until its end."""
         with self._lock:
             if self._waker is None:
-                woken, self._waker = socket.socketpair()
-                threading.Thread(target=self._run, args=(woken,), name="shaped-links", daemon=True).start()
+                woken, waker = socket.socketpair()
+                thread = threading.Thread(target=self._run, args=(woken,), name="shaped-links", daemon=True)
+                try:
+                    thread.start()
+                except BaseException:
+                    woken.close()
+                    waker.close()
+                    raise
+                self._waker = waker
             self._fresh.append(link)
             self._waker.send(b"!")
 
