@@ -186,8 +186,7 @@ def _within(theirs: Place) -> Path:
 def _pairs(ours: Place, theirs: Place) -> list[_Ranked]:
     """Endpoints that share a network, whoever of the two listens where: the dialling one needs an address only."""
     found = []
-    dialling = Place(node_id=ours.node_id, host=ours.host, listens="::", port=0, interfaces=ours.interfaces)
-    for a in dialling.endpoints:
+    for a in ours.sources:
         for b in theirs.endpoints:
             if a.kind not in PREFERENCE or b.kind not in PREFERENCE or not _share_network(a, b):
                 continue
@@ -241,9 +240,8 @@ def _network(a: Endpoint, b: Endpoint) -> str:
 def _routed(ours: Place, theirs: Place) -> list[_Ranked]:
     """Addresses in no network of ours, which a router may lead to: the name or address it was given, else its own."""
     bound = numeric(theirs.listens)
-    ours_only = Place(node_id=ours.node_id, host=ours.host, listens="::", port=0, interfaces=ours.interfaces)
-    ids = {str(e.ip.ip) for e in ours_only.endpoints}
-    nets = [e.ip.network for e in ours_only.endpoints if e.kind in PREFERENCE and not e.ip.ip.is_link_local]
+    ids = {e.address for e in ours.sources}
+    nets = [e.ip.network for e in ours.sources if e.kind in PREFERENCE and not e.ip.ip.is_link_local]
     if bound is None or not bound.is_unspecified:
         hosts = [theirs.listens]
     else:

@@ -134,23 +134,14 @@ class Place:
         """The addresses its listener is reached at, on interfaces that are up; loopback ones too."""
         return tuple(e for interface in self.interfaces if interface.up for e in self.listening_on(interface))
 
+    @property
+    def sources(self) -> tuple[Endpoint, ...]:
+        """The addresses it can dial from, wherever it listens: all of its host's, on interfaces that are up."""
+        return tuple(e for interface in self.interfaces if interface.up for e in _endpoints(interface))
+
     def listening_on(self, interface: Interface) -> list[Endpoint]:
         """The addresses of one interface that the listener is bound to."""
-        found = []
-        for text in interface.addresses:
-            ip = ipaddress.ip_interface(text)
-            if self._covers(ip):
-                found.append(
-                    Endpoint(
-                        address=str(ip.ip),
-                        prefix=ip.network.prefixlen,
-                        interface=interface.name,
-                        kind=interface.kind,
-                        speed_bps=interface.speed_bps,
-                        mtu=interface.mtu,
-                    )
-                )
-        return found
+        return [endpoint for endpoint in _endpoints(interface) if self._covers(endpoint.ip)]
 
     def _covers(self, ip: _IP) -> bool:
         bound = numeric(self.listens)
@@ -169,6 +160,20 @@ class Place:
         if bound.is_unspecified:
             return "127.0.0.1"
         return canonical_ip(self.listens) if bound.is_loopback else None
+
+
+def _endpoints(interface: Interface) -> list[Endpoint]:
+    return [
+        Endpoint(
+            address=str(ip.ip),
+            prefix=ip.network.prefixlen,
+            interface=interface.name,
+            kind=interface.kind,
+            speed_bps=interface.speed_bps,
+            mtu=interface.mtu,
+        )
+        for ip in map(ipaddress.ip_interface, interface.addresses)
+    ]
 
 
 def published(place: Place) -> Address:

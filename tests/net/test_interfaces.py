@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 
 import pytest
 
@@ -376,3 +377,12 @@ def test_hosts_see_their_own_links_and_know_each_other_apart() -> None:
         assert (told["lo"][0], told["br9"][0]) == ("loopback", "virtual")
         if "tun9" in told:  # where the machine has /dev/net/tun
             assert (told["tun9"][0], told["tap9"][0]) == ("vpn", "virtual")
+
+
+def test_the_command_shows_a_host_its_own_interfaces() -> None:
+    """Case 62."""
+    with hosts(1) as (a,):
+        done = a.run([sys.executable, "-m", "mlxcel_nb", "net", "interfaces", "--json"])
+        told = json.loads(done.stdout)
+        assert {each["name"]: each["kind"] for each in told["interfaces"]} == {"eth0": "wired", "lo": "loopback"}
+        assert told["transport"] == "tcp" and told["advice"] == []

@@ -28,6 +28,9 @@ def add(tree: Tree) -> None:
     ping.add("--size", type=shared.size, default=64, metavar="BYTES", help="filler of a ping, up to 1 MiB (default 64)")
     ping.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object")
     _test(group)
+    what = "this host's interfaces, and what its links can be"
+    here = group.leaf("interfaces", what, "interfaces:interfaces")
+    here.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object")
 
 
 def _test(group: Tree) -> None:
