@@ -22,6 +22,7 @@ from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, Loa
 from mlxcel_nb.client.router import Router, closed_error, new_id
 from mlxcel_nb.client.stream import Inbox, Stream
 from mlxcel_nb.client.twins import AsyncTwins
+from mlxcel_nb.cluster.collectives import OWN, check_collectives
 from mlxcel_nb.cluster.names import check_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
 from mlxcel_nb.cluster.shape import parse_links
@@ -207,6 +208,7 @@ class Cluster(AsyncTwins):
         layers: str | None = None,
         dtype: str = "auto",
         allow_code: bool = False,
+        collectives: str = OWN,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> LoadReport:
         """Split `model` over the first `tp * pp` engines and make one token with it.
@@ -218,6 +220,8 @@ class Cluster(AsyncTwins):
             layers: manual stages, e.g. "0-3,4-29".
             dtype: "auto" computes in float32 on a CPU and as stored elsewhere; "float32"; "native".
             allow_code: let a folder that is Python code of its own run it on the engines; else it is refused.
+            collectives: who adds the partial sums of tensor ranks up: "own", encrypted, or MLX's "mlx-ring",
+                "mlx-jaccl" or "mlx-nccl", which are not.
 
         Raises:
             ConfigError: a split that cannot work, before anything is read. ModelError: files. MlxcelError: a node.
@@ -226,8 +230,9 @@ class Cluster(AsyncTwins):
             router = self._running()
             if self._model is not None:
                 raise ClusterError(f"{self._model.model} is loaded", advice="Unload it first.")
+            check_collectives(collectives)
             plan = loading.prepare(model, tp=tp, pp=pp, layers=layers, allow_code=allow_code)
-            order = self._order(router, plan, dtype, allow_code)
+            order = self._order(router, plan, dtype=dtype, allow_code=allow_code, collectives=collectives)
             started = time.monotonic()
             self._leader = order.members[0].node_id
             try:
@@ -243,7 +248,7 @@ class Cluster(AsyncTwins):
             self._model = loading.report(plan, order, loaded, time.monotonic() - started)
             return self._model
 
-    def _order(self, router: Router, plan: loading.Plan, dtype: str, allow_code: bool) -> LoadOrder:
+    def _order(self, router: Router, plan: loading.Plan, **choices: Any) -> LoadOrder:
         alive = [node for node in self.nodes if node.node_id in router.alive()]
         needed = plan.layout.size
         if needed > self.n:
@@ -265,9 +270,8 @@ class Cluster(AsyncTwins):
             layout=plan.layout,
             members=members,
             paths=loading.agree_paths(router, members, plan.layout),
-            dtype=dtype,
             step_s=self.step_s,
-            allow_code=allow_code,
+            **choices,
         )
 
     def unload(self) -> None:
@@ -386,6 +390,7 @@ class Cluster(AsyncTwins):
             return ClusterStatus(name=self.name, router_id="", state="stopped", nodes=(), links=(), model=None)
         exits = self._exits.known()
         nodes, links = status.gather(router, self.nodes, exits)
+        links += status.group_links(nodes)
         differing = status.differing(
             {router.node_id: local_versions(), **{node.node_id: node.versions for node in nodes}}
         )

@@ -9,6 +9,7 @@ from typing import Any, Self
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.loading import prepare
 from mlxcel_nb.client.report import Completion
+from mlxcel_nb.cluster.collectives import OWN, check_collectives
 from mlxcel_nb.models.params import SamplingParams
 
 Conversation = list[dict[str, Any]]
@@ -21,6 +22,7 @@ class LLM:
         model: an alias, a folder, a GGUF file or a hub id.
         tensor_parallel_size, pipeline_parallel_size: ranks and stages; one engine for each pair.
         allow_code: let a model folder's own Python code run on the engines.
+        collectives: as for `Cluster.load`; all but "own" are unencrypted.
         cluster: use this running cluster instead of starting one; it is not stopped then.
         options: passed on to `Cluster`.
 
@@ -37,16 +39,23 @@ class LLM:
         pipeline_parallel_size: int = 1,
         dtype: str = "auto",
         allow_code: bool = False,
+        collectives: str = OWN,
         cluster: Cluster | None = None,
         **options: Any,
     ) -> None:
         self._owned = cluster is None
         if self._owned:  # what can be refused without engines is refused before they start
+            check_collectives(collectives)
             prepare(model, tp=tensor_parallel_size, pp=pipeline_parallel_size, allow_code=allow_code)
         self.cluster = cluster or Cluster(tensor_parallel_size * pipeline_parallel_size, **options).start()
         try:
             self.report = self.cluster.load(
-                model, tp=tensor_parallel_size, pp=pipeline_parallel_size, dtype=dtype, allow_code=allow_code
+                model,
+                tp=tensor_parallel_size,
+                pp=pipeline_parallel_size,
+                dtype=dtype,
+                allow_code=allow_code,
+                collectives=collectives,
             )
         except BaseException:
             if self._owned:

@@ -14,6 +14,7 @@ from mlxcel_nb import errors
 from mlxcel_nb.client.report import LoadProgress, LoadReport, PartReport
 from mlxcel_nb.client.router import Router, new_id
 from mlxcel_nb.cluster.address import parse_address
+from mlxcel_nb.cluster.collectives import OWN, warning
 from mlxcel_nb.cluster.layout import Layout, make_layout
 from mlxcel_nb.cluster.paths import ASKED_FOR_THUNDERBOLT, Agreement, agree
 from mlxcel_nb.cluster.places import Place
@@ -211,7 +212,8 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
         )
         for index, member in enumerate(order.members)
     )
-    warnings = [warning for facts in loaded.values() for warning in facts["warnings"]] + path_warnings(order)
+    warnings = [each for facts in loaded.values() for each in facts["warnings"]] + path_warnings(order)
+    warnings += warning(order.collectives, layout.tp)
     return LoadReport(
         model=plan.model,
         path=str(plan.path),
@@ -219,5 +221,6 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
         dtype=loaded[order.members[0].node_id]["dtype"],
         parts=parts,
         load_s=load_s,
+        collectives=order.collectives if layout.tp > 1 else OWN,
         warnings=tuple(dict.fromkeys(warnings)),
     )

@@ -125,6 +125,7 @@ class LoadReport:
     parts: tuple[PartReport, ...]
     load_s: float
     warnings: tuple[str, ...] = ()
+    collectives: str = "own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +156,7 @@ class NodeReport:
         state: "alive", "suspect" or "dead".
         reason: why it is not alive.
         error: why its part of the model is of no use any more, though it may live itself.
+        collectives: who adds up the partial sums of its part, "" where there are none.
         surroundings: `transport`, `reason` and `advice`: what its host's links can be at best, where it has asked.
     """
 
@@ -174,6 +176,7 @@ class NodeReport:
     rank: int | None = None
     layers: tuple[int, int] | None = None
     error: str = ""
+    collectives: str = ""
     surroundings: dict[str, Any] = field(default_factory=dict)
 
 

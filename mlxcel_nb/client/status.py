@@ -9,6 +9,7 @@ from typing import Any
 
 from mlxcel_nb.client.report import LinkReport, NodeReport, VersionReport
 from mlxcel_nb.client.router import Router
+from mlxcel_nb.cluster.collectives import OWN, UNENCRYPTED
 from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.launch.local import EngineInfo
 from mlxcel_nb.runtime.protocol import field
@@ -68,8 +69,28 @@ def _node(router: Router, engine: EngineInfo, facts: dict[str, Any], exits: Mapp
         rank=model.get("rank"),
         layers=tuple(model["layers"]) if model else None,
         error=facts.get("error") or "",
+        collectives=model.get("collectives") or "",
         surroundings=facts.get("surroundings") or {},
     )
+
+
+def group_links(nodes: Sequence[NodeReport]) -> tuple[LinkReport, ...]:
+    """What leads from rank to rank within groups of MLX's own, which are no links of ours and not encrypted."""
+    ranks: dict[tuple[str, int | None], list[NodeReport]] = {}
+    for node in nodes:
+        if node.collectives not in ("", OWN):
+            ranks.setdefault((node.collectives, node.stage), []).append(node)
+    return tuple(
+        LinkReport(source=a.node_id, target=b.node_id, cipher=UNENCRYPTED, transport=name, rtt_s=None)
+        for (name, _), members in ranks.items()
+        for a, b in _around(sorted(members, key=lambda member: member.rank or 0))
+    )
+
+
+def _around(members: Sequence[NodeReport]) -> list[tuple[NodeReport, NodeReport]]:
+    """Each with the next; of more than two, the last with the first too."""
+    pairs = list(itertools.pairwise(members))
+    return [*pairs, (members[-1], members[0])] if len(members) > 2 else pairs
 
 
 def _link(source: str, target: str, info: dict[str, Any]) -> LinkReport:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address, parse_address
+from mlxcel_nb.cluster.collectives import COLLECTIVES
 from mlxcel_nb.cluster.layout import LayerRange, parse_range
 from mlxcel_nb.cluster.names import check_name, has_control
 from mlxcel_nb.cluster.places import TRANSPORTS
@@ -162,7 +163,6 @@ def _port_range(value: object) -> tuple[int, int]:
 _SIZE = f"1 to {MAX_SIZE}"
 _NAME = "1 to 128 bytes of UTF-8, no control characters"
 DISCOVERIES = ("static", "beacon")
-COLLECTIVES = ("own", "mlx-ring", "mlx-jaccl", "mlx-nccl")
 ELASTICS = ("off", "spare", "replan")
 
 

@@ -60,6 +60,7 @@ def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet:
             layers=args.layers,
             dtype=args.dtype,
             allow_code=args.allow_code,
+            collectives=args.collectives,
             on_progress=meter,
         )
         if not quiet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxcel_nb.client.report import ClusterStatus, Completion, LinkReport, LoadReport, NodeReport
+from mlxcel_nb.cluster.collectives import OWN, marked
 from mlxcel_nb.cluster.paths import SAME_HOST
 from mlxcel_nb.display.view import RUN_MIME, Column, State, View, note, stack, table
 from mlxcel_nb.util.units import bytes_text, ms_text
@@ -43,7 +44,7 @@ def status_view(status: ClusterStatus) -> View:
         )
     title = f"Cluster {status.name}"
     if model:
-        title += f": {model.model}, {model.layout}, {model.dtype}"
+        title += f": {model.model}, {model.layout}, {model.dtype}{_sums(model)}"
     notes = [] if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
     notes += [f"The model no longer works: {why}" for why in dict.fromkeys(n.error for n in status.nodes if n.error)]
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
@@ -68,6 +69,7 @@ def node_view(status: ClusterStatus, node_id: str) -> View:
         ["role", _role(node)],
         ["layers", layers_text(node.layers)],
         ["weights", f"{bytes_text(part.resident_bytes)}, planned {bytes_text(part.planned_bytes)}" if part else None],
+        ["partial sums", marked(node.collectives) if node.collectives else None],
         ["activity", node.activity or None],
         ["error", node.error or None],
         ["address", node.address or None],
@@ -117,8 +119,13 @@ def load_view(report: LoadReport) -> View:
         [part.node_id, part.stage, part.rank, layers_text(part.layers), bytes_text(part.resident_bytes)]
         for part in report.parts
     ]
-    title = f"{report.model} is ready after {report.load_s:.1f} s: {report.layout}, {report.dtype}"
+    title = f"{report.model} is ready after {report.load_s:.1f} s: {report.layout}, {report.dtype}{_sums(report)}"
     return table(title, columns, rows, [f"Note: {warning}" for warning in report.warnings])
+
+
+def _sums(report: LoadReport) -> str:
+    """Who adds partial sums up, where that is not we."""
+    return "" if report.collectives == OWN else f", {marked(report.collectives)}"
 
 
 def footer(completion: Completion) -> View:

@@ -12,18 +12,20 @@ from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.sampling import Sampled, Sampler
+from mlxcel_nb.runtime.collectives import Collectives
 from mlxcel_nb.runtime.fabric import Fabric
 from mlxcel_nb.runtime.protocol import LoadOrder, Step
 
 
 @dataclass
 class Instance:
-    """A member's part of a loaded model, and its links to the other members."""
+    """A member's part of a loaded model, its links to the other members, and how its stage adds up."""
 
     order: LoadOrder
     me: int
     part: LoadedPart
     fabric: Fabric
+    collectives: Collectives
 
     @property
     def layout(self) -> Layout:
@@ -51,6 +53,7 @@ class Execution:
         self.layers_done = 0
         self._part = instance.part
         self._fabric = instance.fabric
+        self._collectives = instance.collectives
         self._check = check
         self._cache: list[Any] = instance.part.make_cache()
         self._first = layout.stage_of(me) == 0
@@ -69,7 +72,8 @@ class Execution:
             x = mx.array([step.tokens], dtype=mx.int32)
         else:
             x = self._fabric.recv_hidden(step.count)
-        y = self._part.forward(x, self._cache, on_layer=self._after_layer if step.prefill else None)
+        on_layer = self._after_layer if step.prefill and self._collectives.breakable else None
+        y = self._collectives.run(lambda: self._part.forward(x, self._cache, on_layer=on_layer))
         if not self._last:
             self._fabric.send_hidden(y)
             return None

@@ -12,6 +12,7 @@ from mlxcel_nb.models.loading import LoadProgress, Part, load_part
 from mlxcel_nb.net.hot import HotLink
 from mlxcel_nb.net.interrupt import Interrupt
 from mlxcel_nb.net.ucx.agree import agree
+from mlxcel_nb.runtime import collectives
 from mlxcel_nb.runtime.execution import Instance
 from mlxcel_nb.runtime.fabric import Fabric
 from mlxcel_nb.runtime.protocol import LoadOrder
@@ -35,6 +36,7 @@ def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -
     stage = layout.stage_of(me)
     speed_up(links, worker.interrupt)
     fabric = Fabric(layout, me, links, worker.interrupt, order.step_s)
+    sums = collectives.choose(order, me, fabric, worker.inside)
     last_told = 0.0
 
     def progress(done: LoadProgress) -> None:
@@ -60,9 +62,9 @@ def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -
             tp_size=layout.tp,
         ),
         dtype=order.dtype,
-        all_reduce=fabric.all_reduce if layout.tp > 1 else None,
+        all_reduce=sums.all_reduce if layout.tp > 1 else None,
         progress=progress,
         check=worker.check,
         allow_code=order.allow_code,
     )
-    return Instance(order, me, part, fabric)
+    return Instance(order, me, part, fabric, sums)

@@ -42,6 +42,7 @@ from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, failed_end
 from mlxcel_nb.runtime.protocol import field as field_of
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.runtime.requests import Requests
+from mlxcel_nb.runtime.stuck import StuckWatch
 from mlxcel_nb.runtime.surroundings import Surroundings
 from mlxcel_nb.runtime.worker import Outbox, Stop, Worker
 from mlxcel_nb.util import times
@@ -124,9 +125,11 @@ class Node:
                 to_leader=self._hop(self._tell_leader),
                 to_members=self._hop(self._tell_members),
                 died=self._hop(self._on_death),
+                trouble=lambda: self._io.soon(self._stuck.trouble),
             ),
             threads=config.threads,
         )
+        self._stuck = StuckWatch(self._worker, lambda error: self._on_death(error.to_dict()))
         self._requests = Requests(self._worker)
         self._rendezvous = Rendezvous()
         self._holding = Holding(
@@ -189,6 +192,7 @@ class Node:
             self._guarding.cancel()
         if self._finding is not None:
             self._finding.stop()
+        self._stuck.close()
         self._measuring.close()
         self._holding.close()
         self._rendezvous.close()
@@ -298,7 +302,7 @@ class Node:
         self._holding.tell_members(message)
 
     def _on_death(self, error: dict[str, Any]) -> None:
-        """The MLX thread ended by itself: whoever waits for it hears so, and the other members lose this one."""
+        """The MLX thread has ended or is stuck: whoever waits for it hears so, and the other members lose this one."""
         self._requests.fail_all(error)
         if self._holding.order is not None:
             self._tell_routers({"type": "error", "id": self._holding.order.id, "error": error})
@@ -359,8 +363,8 @@ class Node:
     def _obey(self, router: ControlLink, message: dict[str, Any]) -> bool:
         """Do what a router ordered; False for what is no order."""
         kind = message.get("type")
-        if kind in ("load", "unload", "generate") and self._worker.ended is not None:
-            raise self._worker.ended
+        if kind in ("load", "unload", "generate"):
+            self._stuck.check()
         if kind == "load":
             self._holding.load(LoadOrder.from_dict(message), router)
         elif kind == "unload":

@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxcel_nb.cluster.address import parse_address
+from mlxcel_nb.cluster.collectives import COLLECTIVES, OWN
 from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.cluster.paths import Agreement, Path, read_path
 from mlxcel_nb.cluster.places import OTHER
@@ -80,6 +81,7 @@ class LoadOrder:
         step_s: a step without progress fails after this many seconds.
         allow_code: the user lets the folder's own Python code run; the code itself is never sent.
         paths: the ways from one member to another, best first, agreed once for all members.
+        collectives: who adds partial sums up, one of `COLLECTIVES`.
     """
 
     id: str
@@ -91,6 +93,7 @@ class LoadOrder:
     step_s: float
     allow_code: bool = False
     paths: Agreement = dataclasses.field(default_factory=dict)
+    collectives: str = OWN
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -104,6 +107,7 @@ class LoadOrder:
             "step_s": self.step_s,
             "allow_code": self.allow_code,
             "paths": [[a, b, [path.to_list() for path in ways]] for (a, b), ways in sorted(self.paths.items())],
+            "collectives": self.collectives,
         }
 
     @classmethod
@@ -112,6 +116,8 @@ class LoadOrder:
         members = tuple(Member(node_id=str(n), address=str(a)) for n, a in field(message, "members", list))
         if len(members) != layout.size:
             raise WireError(f"load: {len(members)} members for a layout of {layout.size}")
+        if (collectives := message.get("collectives", OWN)) not in COLLECTIVES:
+            raise WireError(f"load: collectives {collectives!r:.40} are unknown here")
         return cls(
             id=field(message, "id", str),
             instance=field(message, "instance", str),
@@ -122,6 +128,7 @@ class LoadOrder:
             step_s=float(field(message, "step_s", (int, float))),
             allow_code=field(message, "allow_code", bool),
             paths=_read_paths(message.get("paths", [])),
+            collectives=collectives,
         )
 
     def sources(self, me: int) -> dict[str, set[str]]:

@@ -7,6 +7,7 @@ import platform
 import socket
 from typing import Any
 
+from mlxcel_nb.cluster.collectives import OWN
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.worker import Worker
 
@@ -25,11 +26,12 @@ def host_facts() -> dict[str, Any]:
 
 def worker_facts(worker: Worker) -> dict[str, Any]:
     """What the MLX thread is at."""
-    return {
-        "activity": f"stalled: {worker.ended}" if worker.ended else worker.activity,
-        "progress": worker.progress,
-        "error": str(worker.broken) if worker.broken else None,
-    }
+    activity, error = worker.activity, worker.broken and str(worker.broken)
+    if worker.ended:
+        activity = f"stalled: {worker.ended}"
+    elif stuck := worker.stuck:
+        activity = error = f"stuck in {worker.inside.where}: {stuck}"
+    return {"activity": activity, "progress": worker.progress, "error": error}
 
 
 def model_facts(worker: Worker, order: LoadOrder | None) -> dict[str, Any] | None:
@@ -45,6 +47,7 @@ def model_facts(worker: Worker, order: LoadOrder | None) -> dict[str, Any] | Non
         "rank": layout.rank_of(me),
         "layers": list(layout.stages[layout.stage_of(me)]),
         "dtype": instance.part.dtype,
+        "collectives": order.collectives if layout.tp > 1 else OWN,
         "planned_bytes": instance.part.planned_bytes,
         "resident_bytes": instance.part.resident_bytes,
     }

@@ -23,6 +23,7 @@ from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.net.hot import HotLink, Interrupt
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Step, failed_end
 from mlxcel_nb.runtime.protocol import field as message_field
+from mlxcel_nb.runtime.stuck import GRACE_S, Inside
 from mlxcel_nb.util.log import get_logger, trail
 
 if TYPE_CHECKING:  # these bring MLX, which a node without a model does without
@@ -85,6 +86,7 @@ class Outbox:
     to_leader: Callable[[dict[str, Any]], None]
     to_members: Callable[[dict[str, Any]], None]
     died: Callable[[dict[str, Any]], None]
+    trouble: Callable[[], None]
 
 
 class _Wake(Exception):
@@ -109,12 +111,14 @@ class Worker:
         self.broken: MlxcelError | None = None
         self.ended: MlxcelError | None = None
         self.interrupt = Interrupt()
+        self.inside = Inside()
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._state = threading.Lock()
         self._waiting = False
         self._epoch = 0
         self._aborted: tuple[int, MlxcelError] | None = None
         self._lost: tuple[str, MlxcelError] | None = None
+        self._troubled_s = 0.0
         self._executions: dict[int, Execution] = {}
         self._thread = threading.Thread(target=self._main, name="mlx", daemon=True)
 
@@ -136,6 +140,8 @@ class Worker:
                 self._aborted = (epoch, error)
             if 0 < self._epoch <= epoch:
                 self.interrupt.set(error)
+        if not isinstance(error, errors.Cancelled):
+            self._trouble()
 
     def abort_load(self, error: MlxcelError) -> None:
         """Leave the load under way; one that has not begun is cancelled by its own flag."""
@@ -150,6 +156,28 @@ class Worker:
             self.broken = self.broken or error
             if self._epoch:
                 self.interrupt.set(error)
+        self._trouble()
+
+    def _trouble(self) -> None:
+        self._troubled_s = time.monotonic()
+        self.outbox.trouble()
+
+    @property
+    def troubled(self) -> MlxcelError | None:
+        """What `abort` or `fail` brought in for what the MLX thread is at."""
+        with self._state:
+            aborted = self._aborted
+            if aborted is not None and 0 < self._epoch <= aborted[0] and not isinstance(aborted[1], errors.Cancelled):
+                return self.broken or aborted[1]
+            return self.broken
+
+    @property
+    def stuck(self) -> MlxcelError | None:
+        """`troubled`, where the MLX thread is inside MLX and should have come out by now."""
+        since = self.inside.since
+        if since is None or time.monotonic() - max(since, self._troubled_s) < GRACE_S:
+            return None
+        return self.troubled
 
     # -- the MLX thread ---------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlxcel_nb.cluster.collectives import COLLECTIVES, OWN
 from mlxcel_nb.commands.arguments import shared
 from mlxcel_nb.commands.parser import Kind, Tree, Where
 
@@ -69,4 +70,6 @@ def _what_to_load(leaf: Tree, *, positional: bool) -> None:
     leaf.add(
         "--dtype", choices=DTYPES, default="auto", help="auto (default) is float32 on CPUs and as stored elsewhere"
     )
+    sums = "who adds partial sums up: own (default), or MLX's groups, which are UNENCRYPTED"
+    leaf.add("--collectives", choices=COLLECTIVES, default=OWN, help=sums)
     leaf.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else it is refused")
