@@ -1,4 +1,4 @@
-"""Links made slower: how long things take, what holds back whom, and that ends come through.
+"""Links made slower: how long things take, what holds back whom, and what the rest of the house makes of them.
 
 Times have one hard bound, the shape's own: nothing arrives sooner. The bounds on the other side are generous, for
 machines that are busy.
@@ -13,108 +13,36 @@ import hashlib
 import os
 import random
 import select
-import socket
-import struct
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from mlxcel_nb.cluster.shape import parse_link
-from mlxcel_nb.errors import HandshakeError, PeerLost
+from mlxcel_nb.errors import HandshakeError
 from mlxcel_nb.net import shaping
 from mlxcel_nb.net.dial import dial
 from mlxcel_nb.net.group import Tag
 from mlxcel_nb.net.guest import _received
-from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
 from mlxcel_nb.net.opening import MAX_FIRST_BYTES
 from mlxcel_nb.net.pipe import BUFFER_BYTES
 from mlxcel_nb.net.ucx.agree import agree
 from mlxcel_nb.wire.handshake import ClientHandshake
 from tests.net.helpers import SECRET, Heard, identity, listening, raw_connection, run, shake_hands
+from tests.net.shaped import SLACK_S, nothing_stays, pair, read_all, relays, send_all, shaped, shaped_hot
 from tests.waiting import until
 
 REPO = Path(__file__).parents[2]
-SLACK_S = 0.5
-"""For a machine that is busy with something else."""
-
-
-def descriptors() -> int:
-    return psutil.Process().num_fds()
-
-
-def relays() -> int:
-    return sum(thread.name == "shaped-links" for thread in threading.enumerate())
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
-    """Every test ends without the thread and with the descriptors it began with."""
-    before = descriptors()
-    yield
-    assert until(lambda: relays() == 0 and descriptors() <= before), (relays(), descriptors(), before)
-
-
-@contextlib.asynccontextmanager
-async def shaped(text: str, theirs: str | None = None) -> AsyncIterator[tuple[Link, Link]]:
-    """The dialled and the accepted end of a link that is shaped at both."""
-    here, there = parse_link(text), parse_link(text if theirs is None else theirs)
-    async with listening(shapes=lambda _: there) as (_, address, links):
-        ours = await dial(identity("client"), SECRET, address, shapes=lambda _: here)
-        try:
-            yield ours, await links.get()
-        finally:
-            ours.close()
-
-
-@contextlib.contextmanager
-def shaped_hot(text: str) -> Iterator[tuple[HotLink, HotLink]]:
-    """The same for threads."""
-
-    async def make() -> tuple[Link, Link]:
-        links: asyncio.Queue[Link] = asyncio.Queue()
-        shape = parse_link(text)
-        listener = Listener(identity("server"), [SECRET], on_link=links.put_nowait, shapes=lambda _: shape)
-        address = await listener.start()
-        ours = await dial(identity("client"), SECRET, address, shapes=lambda _: shape)
-        theirs = await links.get()
-        await listener.close()
-        return ours, theirs
-
-    ends = [HotLink(link) for link in run(make())]
-    try:
-        yield ends[0], ends[1]
-    finally:
-        for end in ends:
-            end.close()
-
-
-def pair(text: str) -> tuple[socket.socket, socket.socket]:
-    """A shaped end of a TCP connection over loopback, and the other end as it is."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        ours = socket.create_connection(server.getsockname())
-        theirs, _ = server.accept()
-    near = shaping.shape(ours, parse_link(text))
-    near.settimeout(10)
-    theirs.settimeout(10)
-    return near, theirs
-
-
-def read_all(sock: socket.socket) -> bytes:
-    return b"".join(iter(lambda: sock.recv(1 << 16), b""))
-
-
-def send_all(sock: socket.socket, data: bytes) -> None:
-    sock.sendall(data)
-    sock.shutdown(socket.SHUT_WR)
+def tidy() -> Iterator[None]:
+    with nothing_stays():
+        yield
 
 
 # -- time ---------------------------------------------------------------------------------------------
@@ -273,108 +201,6 @@ def test_an_owner_that_does_not_read_holds_the_peer_back() -> None:
     near.settimeout(10)
     assert len(read_all(near)) == count
     near.close()
-
-
-# -- ends ----------------------------------------------------------------------------------------------
-
-
-def test_a_goodbye_arrives_behind_what_was_sent_before_it() -> None:
-    async def case() -> None:
-        async with shaped("30ms") as (ours, theirs):
-            here, there = Heard(ours), Heard(theirs)
-            began = time.monotonic()
-            for number in range(20):
-                here.link.send({"type": "x", "number": number})
-            here.link.close("enough")
-            assert await there.states.get() == ("closed", "enough")
-            assert time.monotonic() - began >= 0.030
-            assert [there.messages.get_nowait()["number"] for _ in range(20)] == list(range(20))
-
-    run(case())
-
-
-def test_an_end_comes_through_in_both_directions() -> None:
-    near, far = pair("10ms")
-    near.send(b"to the peer")
-    near.shutdown(socket.SHUT_WR)
-    assert read_all(far) == b"to the peer"
-    far.send(b"and back")
-    far.close()
-    assert read_all(near) == b"and back"
-    near.close()
-
-
-def test_a_reset_ends_the_owners_reads_and_writes_at_once() -> None:
-    near, far = pair("1s")
-    near.send(b"on its way for a second")
-    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    far.close()
-    began = time.monotonic()
-    assert near.recv(1) == b""
-    assert time.monotonic() - began < SLACK_S
-    near.close()
-
-
-def test_a_peer_that_is_gone_takes_no_more() -> None:
-    near, far = pair("1ms")
-    far.close()
-
-    def refused() -> bool:
-        try:
-            near.send(b"x")
-        except OSError:
-            return True
-        return False
-
-    assert until(refused)
-    near.close()
-
-
-def test_a_lost_link_is_noticed_by_its_hot_owner() -> None:
-    with shaped_hot("5ms") as (here, there):
-        there.link.hang_up()
-        with pytest.raises(PeerLost, match="ended without a goodbye"):
-            here.recv_control()
-
-
-def test_a_process_that_ends_still_says_what_it_said_last() -> None:
-    """Its farewell is on its way for 0.3 s when it has nothing more to do."""
-    program = """
-        import asyncio, sys
-        from mlxcel_nb.cluster.shape import parse_link
-        from mlxcel_nb.net.aio import ControlLink
-        from mlxcel_nb.net.dial import dial
-        from mlxcel_nb.wire.handshake import Identity
-
-        async def main():
-            me = Identity(cluster="test", node_id="child", role="worker", incarnation=bytes(15) + b"1")
-            secret = bytes.fromhex(sys.stdin.readline())
-            shape = parse_link("300ms")
-            link = ControlLink(await dial(me, secret, sys.argv[1], shapes=lambda _: shape), on_state=print)
-            link.send({"type": "last words"})
-            link.close("off I go")
-
-        asyncio.run(main())
-    """
-
-    async def case() -> None:
-        async with listening() as (_, address, links):
-            child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-c",
-                textwrap.dedent(program),
-                str(address),
-                cwd=REPO,
-                stdin=subprocess.PIPE,
-            )
-            assert child.stdin is not None
-            child.stdin.write(SECRET.reveal().hex().encode() + b"\n")
-            heard = Heard(await links.get())
-            assert await heard.states.get() == ("closed", "off I go")
-            assert heard.messages.get_nowait() == {"type": "last words"}
-            assert await child.wait() == 0
-
-    run(case())
 
 
 # -- the rest of the house -----------------------------------------------------------------------------
