@@ -43,10 +43,10 @@ class _Whom:
 
 def test(args: argparse.Namespace, context: Context) -> int:
     """Handler of `net test`; a notebook runs a loop already, so it gets one of its own."""
-    whom = _from_file(args) if args.config is not None else _own(args, context)
     if args.pings > measuring.MAX_PINGS or args.seconds > measuring.MAX_SECONDS:
         what = f"at most {measuring.MAX_PINGS} pings and {measuring.MAX_SECONDS:g} seconds are spent on a pair"
         raise UsageProblem(what, advice="See: net test -h")
+    whom = _from_file(args) if args.config is not None else _own(args, context)
     effort = nettest.Effort(pings=args.pings, seconds=args.seconds)
     loop = LoopThread("mlxcel-net-test")
     try:

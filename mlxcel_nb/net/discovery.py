@@ -42,6 +42,9 @@ TURN = 64
 PAUSE_S = 0.05
 """Before looking again when more came than may be read."""
 
+MAX_NAMESAKES = 16
+"""Other processes under this node's id that are told of."""
+
 LOOKUP_S = 2.0
 """For the addresses behind a name that a node is bound to."""
 
@@ -122,6 +125,7 @@ class Beacons:
         secrets: the cluster secret, under which beacons are sent, then an older one that is still heard.
         announce: what to say; None only listens.
         on_change: told on the loop of nodes found, changed and gone.
+        prefer: how good an interface of this host is, by name, 0 for the best: addresses heard there come first.
         find_legs, clock_ms: the system's interfaces and Unix time.
     """
 
@@ -132,6 +136,7 @@ class Beacons:
         *,
         announce: Announcement | None = None,
         on_change: Callable[[Change], None] | None = None,
+        prefer: Callable[[str], int] = lambda _: 0,
         port: int = PORT,
         find_legs: Callable[[], list[Leg]] = legs,
         clock_ms: Callable[[], int] = unix_ms,
@@ -145,6 +150,7 @@ class Beacons:
         self._key = keys[0]
         self._announce = announce
         self._on_change = on_change
+        self._prefer = prefer
         self._find_legs = find_legs
         self._clock_ms = clock_ms
         self._filter = BeaconFilter(cluster, keys)
@@ -156,6 +162,7 @@ class Beacons:
         self._loopbacks: frozenset[str] = frozenset()
         self._listens: list[Address] = []
         self._troubles: dict[tuple[str, Heard], str] = {}
+        self._namesakes: set[bytes] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.sent: collections.Counter[Heard] = collections.Counter()
@@ -325,16 +332,27 @@ class Beacons:
         if (report := self._filter.report) is not None:
             self._filter.report = None
             log.warning("discovery: a beacon is not believed. %s", report)
-        if beacon is None or (self._announce is not None and beacon.incarnation == self._announce.incarnation):
+        if beacon is None or (self._announce is not None and beacon.node_id == self._announce.node_id):
+            if beacon is not None:
+                self._own_name(beacon, source)
             return
         addresses = dialable(beacon.addresses, source=source, interface=path.interface, own=self._own)
         change = self._sightings.heard(beacon, path, addresses, now=self._loop.time(), now_ms=now_ms)
         if change is not None:
             self._tell(change)
 
+    def _own_name(self, beacon: Beacon, source: str) -> None:
+        """A beacon of this node comes back to it; one of another process under the same id is told once."""
+        assert self._announce is not None
+        if beacon.incarnation in self._namesakes or beacon.incarnation == self._announce.incarnation:
+            return
+        if len(self._namesakes) < MAX_NAMESAKES:
+            self._namesakes.add(beacon.incarnation)
+            log.warning("discovery: another process, at %s, goes by this node's id %s", source, beacon.node_id)
+
     def _rank(self, path: Heard) -> int:
         """Loopback is heard only from this very host, and then nothing is nearer."""
-        return 0 if path.interface in self._loopbacks else 1
+        return -1 if path.interface in self._loopbacks else self._prefer(path.interface)
 
     def _tell(self, change: Change) -> None:
         if change.node.rivals and (change.before is None or not change.before.rivals):

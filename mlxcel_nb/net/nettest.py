@@ -148,7 +148,7 @@ class _Tester:
         probing = measuring.on_thread(probe, "probe")
         await asyncio.gather(*map(ask, self._links))
         facts = await probing
-        found[HERE] = Place(node_id=HERE, host=host_id(), listens="::", port=0, interfaces=facts.interfaces)
+        found[HERE] = Place(node_id=HERE, host=host_id(), listens="127.0.0.1", port=0, interfaces=facts.interfaces)
         return found
 
     # -- the pairs --------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change as StateChange
 from mlxcel_nb.cluster.membership import State
+from mlxcel_nb.cluster.places import PREFERENCE, WIRED
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.net.discovery import Announcement, Beacons
 from mlxcel_nb.net.pool import Pool
 from mlxcel_nb.net.sightings import Change, Event, Sighting
+from mlxcel_nb.runtime.surroundings import Surroundings
 from mlxcel_nb.util.log import get_logger
 
 log = get_logger("runtime.finding")
@@ -32,6 +34,7 @@ class Finding:
 
     Args:
         static: peers that are configured, with their addresses; they stay, whether they are heard or not.
+        surroundings: knows this host's interfaces: what is heard on a better one is dialled first.
     """
 
     def __init__(
@@ -41,12 +44,14 @@ class Finding:
         secrets: Sequence[Secret],
         announce: Announcement,
         static: Mapping[str, Sequence[Address]],
+        surroundings: Surroundings,
     ) -> None:
         self._pool = pool
         self._me = announce.node_id
         self._static = static
         self._found: set[str] = set()
-        self._beacons = Beacons(cluster, secrets, announce=announce, on_change=self._heard)
+        self._surroundings = surroundings
+        self._beacons = Beacons(cluster, secrets, announce=announce, on_change=self._heard, prefer=self._prefer)
 
     async def start(self) -> None:
         """Raises `ConfigError` where the port of discovery cannot be shared."""
@@ -83,6 +88,13 @@ class Finding:
                 return
             self._found.add(node.node_id)
         self._pool.add(node.node_id, addresses)
+
+    def _prefer(self, name: str) -> int:
+        """Thunderbolt before wired, Wi-Fi and VPN; what is not known is in the middle."""
+        facts = self._surroundings.facts
+        kinds = {each.name: each.kind for each in facts.interfaces} if facts is not None else {}
+        kind = kinds.get(name, WIRED)
+        return PREFERENCE.index(kind) if kind in PREFERENCE else len(PREFERENCE)
 
     def _unreached(self, node_id: str) -> bool:
         member = self._pool.membership.members.get(node_id)

@@ -260,7 +260,7 @@ class Node:
         """Discovery, which brings its peers to the pool."""
         me = self._identity()
         announcement = Announcement(node_id=me.node_id, role=me.role, incarnation=me.incarnation, listens=address)
-        return Finding(made, self.config.cluster, self._secrets, announcement, self.config.peers)
+        return Finding(made, self.config.cluster, self._secrets, announcement, self.config.peers, self._surroundings)
 
     def _peer_changed(self, change: Change) -> None:
         if self._finding is not None:

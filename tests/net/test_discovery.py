@@ -130,7 +130,7 @@ def test_a_node_that_listens_only_at_home_is_told_of_only_there() -> None:
 
 
 def test_a_name_that_means_loopback_is_announced_as_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of the host itself is 127.0.1.1 on some systems: told abroad it would lead everybody to themselves."""
+    """Case 46: a host's own name is 127.0.1.1 on some systems; told abroad it would lead everybody to themselves."""
 
     async def body() -> None:
         async def home(host: str, port: int, **_: Any) -> list[Any]:
@@ -181,6 +181,19 @@ def test_strangers_and_other_clusters_are_counted_and_not_shown() -> None:
             elsewhere.stop()
 
     run(other_cluster())
+
+
+def test_a_namesake_is_told_of_once_and_taken_for_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with at_home("a") as a, at_home("a", "127.0.0.1:9001") as namesake, at_home("watcher") as watcher:
+            await until(lambda: sum(namesake.sent.values()) >= 4 and "a" in heard(watcher))
+            await until(lambda: heard(watcher)["a"].rivals == 1)
+            assert "a" not in heard(a) and "a" not in heard(namesake)
+
+    run(body())
+    lines = [record.message for record in caplog.records]
+    assert len([line for line in lines if "goes by this node's id a" in line]) == 2, "each of the two says it once"
+    assert any("several processes announce the node id a" in line for line in lines)
 
 
 def test_a_restarted_node_is_one_entry_with_its_new_process() -> None:
@@ -249,6 +262,8 @@ def test_a_flood_of_foreign_datagrams_costs_a_counter_and_hides_nobody() -> None
 
 
 def test_three_hosts_with_two_links_hear_each_other_once_by_every_way() -> None:
+    """Case 46: what is told abroad can be dialled from there, and is nobody's loopback."""
+
     async def body(a: Host, b: Host, c: Host) -> None:
         listens = parse_address("[::]:9000")
         told = {name: replace(named(name), listens=listens) for name in "abc"}

@@ -186,6 +186,7 @@ def dial(*announced: str, source: str = "10.0.0.9") -> list[str]:
 
 
 def test_another_hosts_loopback_and_what_is_ours_is_not_dialled() -> None:
+    """Case 46, for addresses that come by beacons."""
     loopbacks = ["127.0.0.1:1", "127.1.2.3:1", "localhost:1", "[::1]:1", "[::ffff:127.0.0.1]:1"]
     assert dial(*loopbacks, "172.17.0.1:1", "10.0.0.5:1", "10.0.0.9:1") == ["10.0.0.9:1"]
 
