@@ -13,12 +13,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from mlxcel_nb import errors
-from mlxcel_nb.errors import Cancelled, ClusterError, PeerLost
+from mlxcel_nb.errors import Cancelled, ClusterError
 from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.net.hot import MAX_SPIN_S, HotLink
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.runtime.gathering import Pair
 from mlxcel_nb.runtime.protocol import LoadOrder
+from mlxcel_nb.runtime.rendezvous import Rendezvous
+from mlxcel_nb.runtime.witnesses import Dial, Witnesses
 from mlxcel_nb.runtime.worker import Load, Unload, Worker
 from mlxcel_nb.util.cores import usable_cores
 
@@ -31,7 +33,7 @@ class Holding:
     Args:
         soon: calls a function on the loop, from any thread.
         gather: opens the links that member `me` of an order needs.
-        drive: makes a witness of a link.
+        dial, drive: for the witnesses.
     """
 
     def __init__(
@@ -41,15 +43,16 @@ class Holding:
         *,
         soon: Callable[..., None],
         gather: Callable[[LoadOrder, int], Coroutine[Any, Any, dict[int, Pair]]],
+        rendezvous: Rendezvous,
+        dial: Dial,
         drive: Callable[[Link], ControlLink],
     ) -> None:
         self.order: LoadOrder | None = None
-        self.witnesses: dict[str, ControlLink] = {}
+        self.witnesses = Witnesses(rendezvous, dial=dial, drive=drive, lost=worker.fail)
         self._node_id = node_id
         self._worker = worker
         self._soon = soon
         self._gather = gather
-        self._drive = drive
         self._loading: Load | None = None
         self._gathering: dict[ControlLink, Gathering] = {}
 
@@ -101,7 +104,7 @@ class Holding:
         """The node stops."""
         for gathering in self._gathering.values():
             gathering.cancel()
-        self._close_witnesses("node stops")
+        self.witnesses.close("node stops")
 
     def _gathered(self, router: ControlLink, order: LoadOrder, me: int, gathering: Gathering) -> None:
         """The links of `order` are open: hand the load to the MLX thread. Or they are not, or nobody wants them now."""
@@ -119,8 +122,8 @@ class Holding:
             # Polling pays only while every rank has a core; engines of one cluster may share this host.
             spin_s = MAX_SPIN_S if usable_cores() >= order.layout.size else 0.0
             hot = {other: HotLink(pair.hot, spin_s=spin_s) for other, pair in pairs.items()}
-            for other, pair in pairs.items():
-                self.witnesses[order.members[other].node_id] = self._drive(pair.witness)
+            witnesses = {order.members[other].node_id: pair.witness for other, pair in pairs.items()}
+            self.witnesses.open(order.instance, witnesses)
             self._loading = Load(order, me, hot, lambda: self._soon(self._forget, order))
             self._worker.post(self._loading)
 
@@ -133,45 +136,27 @@ class Holding:
         """Close the witnesses of `order`, if it is still the one: this node is free again."""
         if self.order is order:
             self.order = self._loading = None
-            self._close_witnesses("model unloaded")
+            self.witnesses.close("model unloaded")
 
     # -- the other members ------------------------------------------------------------------------
 
     def tell_leader(self, message: dict[str, Any]) -> None:
         if self.order is not None:
-            self._tell(self.order.members[0].node_id, message)
+            self.witnesses.tell(self.order.members[0].node_id, message)
 
     def tell_members(self, message: dict[str, Any]) -> None:
         if self.order is not None:
             for member in self.order.members:
-                self._tell(member.node_id, message)
-
-    def _tell(self, node_id: str, message: dict[str, Any]) -> None:
-        if link := self.witnesses.get(node_id):
-            link.send(message)
+                self.witnesses.tell(member.node_id, message)
 
     def is_leader(self, link: ControlLink) -> bool:
         """Whether `link` is the witness of the instance's leader."""
-        return self.order is not None and link is self.witnesses.get(self.order.members[0].node_id)
+        return self.order is not None and link is self.witnesses.links.get(self.order.members[0].node_id)
 
     def is_member(self, link: ControlLink) -> bool:
         """Whether `link` is a witness of the instance."""
-        return self.order is not None and link in self.witnesses.values()
-
-    def lost(self, link: ControlLink, reason: str) -> None:
-        """A link has ended; where it was a witness, no further epoch can run on the instance."""
-        node_id = link.peer.node_id
-        if self.witnesses.get(node_id) is link:
-            del self.witnesses[node_id]
-            if self.order is not None:
-                self._worker.fail(self.order.instance, PeerLost(reason, node=node_id))
+        return self.order is not None and link in self.witnesses.links.values()
 
     def died(self) -> None:
         """The MLX thread of this node has ended: the other members lose this one."""
-        for link in list(self.witnesses.values()):
-            link.close("its MLX thread has ended")
-
-    def _close_witnesses(self, reason: str) -> None:
-        witnesses, self.witnesses = self.witnesses, {}
-        for link in witnesses.values():
-            link.close(reason)
+        self.witnesses.close("its MLX thread has ended")

@@ -27,6 +27,7 @@ from mlxcel_nb.cluster.transports import HostFacts
 from mlxcel_nb.errors import ClusterError, MlxcelError, WireError
 from mlxcel_nb.net import measuring, pool
 from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.dial import dial
 from mlxcel_nb.net.discovery import Announcement
 from mlxcel_nb.net.interfaces import probe
 from mlxcel_nb.net.introduction import introduced
@@ -137,6 +138,8 @@ class Node:
             self._worker,
             soon=self._io.soon,
             gather=self._gather,
+            rendezvous=self._rendezvous,
+            dial=self._dial,
             drive=lambda link: self._control(link, measure=True),
         )
         self._listener: Listener | None = None
@@ -268,6 +271,18 @@ class Node:
         if self._on_change is not None:
             self._on_change(change)
 
+    async def _dial(self, node_id: str, address: Address, hello: Mapping[str, Any]) -> Link:
+        """A link to `node_id`, as this node makes them."""
+        return await dial(
+            self._identity(),
+            self._secret,
+            address,
+            expect_node_id=node_id,
+            hello=hello,
+            previous_secret=self.config.previous_secret,
+            shapes=self._shapes,
+        )
+
     def _gather(self, order: LoadOrder, me: int) -> Coroutine[Any, Any, dict[int, Pair]]:
         """The links that member `me` of `order` needs; the others may come from where the order has them come from."""
         if self._listener is not None:
@@ -342,7 +357,7 @@ class Node:
             self._router_seen = time.monotonic()
             self._holding.router_left(link)
             self._requests.cancel_all("its router is gone", link)
-        self._holding.lost(link, reason)
+        self._holding.witnesses.ended(link, reason)
 
     def _on_message(self, link: ControlLink, message: dict[str, Any]) -> None:
         try:
@@ -423,7 +438,7 @@ class Node:
             "surroundings": self._surroundings.report(),
             **status.worker_facts(worker),
             "requests": len(self._requests),
-            "links": {node: link.info() for node, link in self._holding.witnesses.items()},
+            "links": {node: link.info() for node, link in self._holding.witnesses.links.items()},
             "peers": self._pool.info() if self._pool else {},
             "discovery": self._finding.info() if self._finding else None,
             "model": status.model_facts(worker, self._holding.order),
