@@ -20,7 +20,7 @@ from mlxcel_nb.net.exchange import Leg
 from mlxcel_nb.net.hot import HotLink
 from mlxcel_nb.net.inbox import Tensor
 from mlxcel_nb.net.interrupt import Interrupt
-from mlxcel_nb.net.shape import Shape
+from mlxcel_nb.net.shape import SHORT_BYTES, Shape, keep
 from mlxcel_nb.net.summing import FLOATS, Array, narrow, sum_into, widen
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.net.waiting import Patience
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 __all__ = ["Group", "Tag", "recv_from", "send_to"]
-
-SHORT_BYTES = 256 * 1024
-"""Larger buffers gain nothing from polling: reading them in crumbs costs more than waking up late."""
-
-MAX_SHAPES = 16
-"""Types and shapes for which everything is kept at hand."""
 
 _DIRECT = Way.DIRECT
 
@@ -173,18 +167,17 @@ class Group:
         nothing in it has to be parsed. Whatever is unusual (a full socket, no credit, a peer that is late) goes the
         long way.
         """
+        if self._interrupt is not None:
+            self._interrupt.check()
         name = tag.name
-        head = shape.head(name)
         legs: dict[int, Leg] = {}
         gathered = [mine] * self.size
         if shape.size > SHORT_BYTES:
             for rank, link in self._peers:
                 link.begin()
-                legs[rank] = Leg(link, link.outgoing([head[HEAD_BYTES:], own]))
+                legs[rank] = Leg(link, link.outgoing([shape.head(name)[HEAD_BYTES:], own]))
         else:
-            moulds = shape.moulds.get(len(head)) or shape.add_moulds(len(head), self.size)
-            moulds.out.head[:] = head
-            moulds.out.data[:] = own
+            head, moulds = shape.lay_out(name, own, self.size)
             for rank, link in self._peers:
                 link.begin()
                 if not link.put(moulds.out):
@@ -253,12 +246,7 @@ class Group:
     # -- pieces of the above ----------------------------------------------------------------------
 
     def _shape(self, dtype: str, dims: tuple[int, ...], size: int) -> Shape:
-        if len(self._shapes) >= MAX_SHAPES:
-            self._shapes.clear()
-        kind = FLOATS.get(dtype)
-        way = self._way or choose(self.size, size)
-        shape = self._shapes[dtype, dims] = Shape(dtype, dims, size, kind, way)
-        return shape
+        return keep(self._shapes, Shape(dtype, dims, size, FLOATS.get(dtype), self._way or choose(self.size, size)))
 
     def _leg(self, link: HotLink, tag: Tag, dtype: str, block: Array) -> Leg:
         """`block` goes to a peer, and something comes back."""

@@ -7,6 +7,7 @@ is kept for later, so two ends that send at the same time, of any size, never wa
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,12 @@ from mlxcel_nb.net.interrupt import Interrupt
 from mlxcel_nb.net.line import Line
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.outgoing import Outgoing
+from mlxcel_nb.net.shape import SHORT_BYTES, Shape, keep
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.net.waiting import Patience, wait
 from mlxcel_nb.wire import messages, tensors
-from mlxcel_nb.wire.frames import Kind
+from mlxcel_nb.wire.dtypes import dtype_named
+from mlxcel_nb.wire.frames import Kind, bytes_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -40,6 +43,8 @@ class HotLink(Line):
     def __init__(self, link: Link, *, spin_s: float = 0.0) -> None:
         super().__init__(link)
         self.spin_s = min(spin_s, MAX_SPIN_S)
+        self._shapes: dict[tuple[str, tuple[int, ...]], Shape] = {}
+        self._usual: Shape | None = None  # of the last small tensor that came: the next is likely to be as it was
 
     def send_control(
         self, message: dict[str, Any], *, deadline: float | None = None, interrupt: Interrupt | None = None
@@ -61,8 +66,13 @@ class HotLink(Line):
     ) -> None:
         """Send one tensor of any size; large ones go in pieces."""
         self.begin()
-        out = self.outgoing(tensors.encode(dtype, dims, tag.name, buffer))
-        self._drive(out, deadline, interrupt, f"{self.node} to take tensor {tag.name}")
+        data, name, out = bytes_of(buffer), tag.name, None
+        shape = self._shape(dtype, tuple(dims), len(data))
+        if shape is None or not self.put(shape.lay_out(name, data, 1)[1].out):
+            out = self.outgoing(tensors.encode(dtype, dims, name, data))
+        elif not self.wants_write:
+            return
+        self._drive(out, deadline, interrupt, f"{self.node} to take tensor {name}")
 
     def recv_control(
         self, *, deadline: float | None = None, interrupt: Interrupt | None = None, what: str = "a message"
@@ -94,8 +104,12 @@ class HotLink(Line):
             PeerLost, StepTimeout: as above.
         """
         self.begin()
-        waiting = Patience(deadline)
+        if interrupt is not None:
+            interrupt.check()
         name = tag.name
+        if self._usual is not None and (short := self._take_usual(self._usual, tag, name)) is not None:
+            return short
+        waiting = Patience(deadline)
         while (tensor := self.poll_tensor(tag, name)) is None:
             if interrupt is not None:
                 interrupt.check()
@@ -109,9 +123,27 @@ class HotLink(Line):
                 wait([self], interrupt, waiting, f"tensor {name} from {self.node}")
         if self._replies:
             self.pump_out(None)
+        self._usual = self._shape(tensor.dtype, tensor.dims, len(tensor.data))
         return tensor
 
-    def _drive(self, out: Outgoing, deadline: float | None, interrupt: Interrupt | None, what: str) -> None:
+    def _shape(self, dtype: str, dims: tuple[int, ...], size: int) -> Shape | None:
+        """What is at hand for a tensor of `size` bytes; None where it has to go the long way."""
+        shape = self._shapes.get((dtype, dims))
+        if shape is None and size <= SHORT_BYTES and size == dtype_named(dtype).itemsize * math.prod(dims):
+            shape = keep(self._shapes, Shape(dtype, dims, size))
+        return shape if shape is not None and shape.size == size else None
+
+    def _take_usual(self, shape: Shape, tag: Tag, name: str) -> Tensor | None:
+        """The tensor of `tag`, if it has the usual shape and comes while it is polled for."""
+        head = shape.head(name)
+        moulds = shape.moulds.get(len(head)) or shape.add_moulds(len(head), 1)
+        if not self.take(moulds.ins[0], head, time.perf_counter() + self.spin_s if self.spin_s else 0.0):
+            return None
+        if self._replies:
+            self.pump_out(None)
+        return Tensor(tag, shape.dtype, shape.dims, moulds.views[0])
+
+    def _drive(self, out: Outgoing | None, deadline: float | None, interrupt: Interrupt | None, what: str) -> None:
         waiting = Patience(deadline)
         moves = self.moves
         while not self.pump_out(out):

@@ -1,6 +1,6 @@
-"""What a group keeps at hand for tensors of one type and shape, so that nothing of it is made again for each of them.
+"""What is kept at hand for small tensors of one type and shape, so that nothing of it is made again for each of them.
 
-Owned by the thread that owns the group.
+Owned by the thread that owns the links they go over.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from mlxcel_nb.net.inbox import TENSOR_CHANNEL
 from mlxcel_nb.wire import tensors
 from mlxcel_nb.wire.frames import Kind, frame_head
 from mlxcel_nb.wire.mould import Mould
+
+SHORT_BYTES = 256 * 1024
+"""Larger tensors gain nothing from polling: reading them in crumbs costs more than waking up late."""
+
+MAX_SHAPES = 16
+"""Kept by one owner."""
 
 _FRAME_HEAD = frame_head(Kind.TENSOR, TENSOR_CHANNEL)
 _BEHIND = 8
@@ -43,8 +49,8 @@ class Shape:
     dtype: str
     dims: tuple[int, ...]
     size: int
-    kind: type[np.generic] | None
-    way: Way
+    kind: type[np.generic] | None = None
+    way: Way = Way.DIRECT
     moulds: dict[int, Moulds] = field(default_factory=dict)
     """By the bytes that lead the data, which are more when the tag is longer."""
     _before: bytes = b""
@@ -65,6 +71,22 @@ class Shape:
         moulds = self.moulds[lead] = Moulds(Mould(lead, self.size), ins, [self.view(mould.data) for mould in ins])
         return moulds
 
+    def lay_out(self, name: str, data: memoryview, ranks: int) -> tuple[bytes, Moulds]:
+        """The tensor, ready to be sealed, and what leads it."""
+        head = self.head(name)
+        moulds = self.moulds.get(len(head)) or self.add_moulds(len(head), ranks)
+        moulds.out.head[:] = head
+        moulds.out.data[:] = data
+        return head, moulds
+
     def view(self, data: memoryview) -> Any:
         """The tensor in `data`: an array, or the bytes themselves."""
         return data if self.kind is None else np.frombuffer(data, self.kind).reshape(self.dims)
+
+
+def keep(shapes: dict[tuple[str, tuple[int, ...]], Shape], shape: Shape) -> Shape:
+    """Put `shape` among those at hand; when there are too many, all others go."""
+    if len(shapes) >= MAX_SHAPES:
+        shapes.clear()
+    shapes[shape.dtype, shape.dims] = shape
+    return shape

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from mlxcel_nb.net.blame import culprit
 from mlxcel_nb.net.collectives import DIRECT_BYTES, SMALL_BYTES, Way, blocks, choose
-from mlxcel_nb.net.group import SHORT_BYTES, Group, Tag
+from mlxcel_nb.net.group import Group, Tag
+from mlxcel_nb.net.shape import SHORT_BYTES
 from mlxcel_nb.net.summing import narrow, sum_into, widen
 from tests.net.ranks import Rank, start
 
