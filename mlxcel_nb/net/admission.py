@@ -49,7 +49,8 @@ class Admission(Generic[K]):
     """The ids in use at one listener, by connection. All connections of an id belong to one incarnation.
 
     Args:
-        configured: per node id the addresses the configuration names for it; other ids take the first address seen.
+        configured: per node id the addresses and host names the configuration has for it; other ids take the first
+            address seen. Where the names lead, `learn` is told.
 
     `allow` names further addresses for either kind: those that the plan of a model instance has agreed on. `announce`
     takes those that a process says of itself, where the configuration names none for it.
@@ -60,6 +61,7 @@ class Admission(Generic[K]):
     ) -> None:
         self.limit = limit
         self._configured = {node_id: {normal_ip(ip) for ip in ips} for node_id, ips in (configured or {}).items()}
+        self._learned: dict[str, frozenset[str]] = {}
         self._further: dict[str, frozenset[str]] = {}
         self._announced: dict[str, frozenset[str]] = {}
         self._holders: dict[K, _Holder] = {}
@@ -67,6 +69,10 @@ class Admission(Generic[K]):
     def __len__(self) -> int:
         """Connections admitted and not yet gone."""
         return len(self._holders)
+
+    def learn(self, node_id: str, ips: Collection[str]) -> None:
+        """The names that the configuration has for `node_id` lead to these addresses now."""
+        self._learned[node_id] = frozenset(normal_ip(ip) for ip in ips)
 
     def allow(self, further: Mapping[str, Collection[str]]) -> None:
         """From now on these ids may come from these addresses too, in place of what was allowed before."""
@@ -85,7 +91,7 @@ class Admission(Generic[K]):
         ip = normal_ip(source)
         named = self._configured.get(node_id)
         agreed = ip in self._further.get(node_id, ())
-        if named and ip not in named and not agreed:
+        if named and ip not in named and ip not in self._learned.get(node_id, ()) and not agreed:
             return _identity(f"{node_id} is configured at {', '.join(sorted(named))}, not at {ip}")
         holder = next((holder for holder in self._holders.values() if holder.node_id == node_id), None)
         if holder is not None:

@@ -33,6 +33,7 @@ from mlxcel_nb.errors import (
 from mlxcel_nb.net.addresses import is_numeric, normal_ip
 from mlxcel_nb.net.admission import Admission
 from mlxcel_nb.net.guest import Guest, any_alive
+from mlxcel_nb.net.known_names import KnownNames
 from mlxcel_nb.net.link import Link, peer_address
 from mlxcel_nb.net.opening import open_link
 from mlxcel_nb.net.pending import BUFFER_BYTES, PendingPool
@@ -64,7 +65,7 @@ class Listener:
             `data_addr` is filled in with the address that was bound.
         secrets: the current cluster secret, then older ones that are still let in.
         on_link: takes over each link, on the loop; may be a coroutine function.
-        configured: addresses the configuration names per node id: other sources are refused for it.
+        configured: addresses and host names that the configuration has per node id: it may come from no others.
         hello: merged into our first control frame.
         rekey_every: frames after which this side takes its next key.
         shapes: how what is sent to a node is shaped.
@@ -92,6 +93,8 @@ class Listener:
         self._shapes = shapes
         named = configured or {}
         self._pool = PendingPool(trusted=frozenset(normal_ip(ip) for ips in named.values() for ip in ips))
+        self._names = KnownNames(named)
+        self._learning: asyncio.Task[None] | None = None
         self.admission: Admission[Guest] = Admission(named)
         self._visits: dict[socket.socket, asyncio.Task[None]] = {}
         self._sock: socket.socket | None = None
@@ -121,6 +124,8 @@ class Listener:
         self.address = Address(host, sock.getsockname()[1])
         self.bound = sock.getsockname()[0]
         self._loop.add_reader(sock.fileno(), self._accept)
+        if self._names.nodes:
+            self._learning = self._loop.create_task(self._learn_names())
         return self.address
 
     async def close(self) -> None:
@@ -130,6 +135,9 @@ class Listener:
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         self._sock = None
+        self._names.close()
+        if self._learning is not None:
+            self._learning.cancel()
         visits = list(self._visits.values())
         for task in visits:
             task.cancel()
@@ -297,6 +305,9 @@ class Listener:
         assert peer is not None
         assert visit is not None
         decision = self.admission.ask(peer.node_id, peer.incarnation, ip)
+        if decision.verdict is VerdictCode.IDENTITY and peer.node_id in self._names.nodes:
+            await self._learn(peer.node_id)  # its name may lead here by now
+            decision = self.admission.ask(peer.node_id, peer.incarnation, ip)
         if decision.contested:
             holders = self.admission.holding(peer.node_id)
             # Whoever came since then has just proved itself alive, and so is the process that it belongs to.
@@ -312,6 +323,15 @@ class Listener:
         guest = Guest(visit)
         self.admission.enter(guest, peer.node_id, peer.incarnation, ip)
         return guest
+
+    async def _learn_names(self) -> None:
+        """Where the configured names lead, so that their nodes are known before they come."""
+        await asyncio.gather(*(self._learn(node_id) for node_id in self._names.nodes))
+
+    async def _learn(self, node_id: str) -> None:
+        found = await self._names.addresses(node_id)
+        self.admission.learn(node_id, found)
+        self._pool.trusted |= {normal_ip(ip) for ip in found}
 
     @staticmethod
     def _check_silence(sock: socket.socket, handshake: ServerHandshake) -> None:
