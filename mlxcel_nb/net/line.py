@@ -245,8 +245,12 @@ class Line:
                     continue
                 break
             except OSError as error:
+                if got:
+                    break
                 self._lost(f"reset ({error.strerror})")
             if not count:
+                if got:
+                    break  # what came before the end is read first: it may say why
                 self._lost("it ended without a goodbye")
             got += count
         if got < whole or frame[:LENGTH_BYTES] != mould.length:

@@ -161,6 +161,16 @@ def test_whoever_sends_without_credit_is_told_so(files: dict[str, str]) -> None:
         running.wait_for("beyond the credit")
 
 
+def test_a_goodbye_that_is_shorter_than_the_tensor_waited_for_is_heard(receiver: Receiver) -> None:
+    """Close frame and end of stream come at once, to a receiver that knows the size of what is due."""
+    for _ in range(3):
+        with receiver.dial(HOT) as peer:
+            peer.send(codec.TENSOR, 1, codec.tensor(6, (len(RAW),), RAW, name="1.0.0"))
+            assert msgpack.unpackb(next(peer.frames()).payload)["type"] == "taken"
+            peer.close("it is late")
+            assert "it is late" in receiver.ended(peer)
+
+
 def test_an_honest_sender_stops_where_its_credit_ends(receiver: Receiver) -> None:
     with receiver.dial(HOT) as peer:
         for number in range(64):
