@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from mlxcel_nb.cluster.address import Address
@@ -24,6 +24,7 @@ from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.errors import SecretError
 from mlxcel_nb.launch.bare_plan import NodePlan, Whereabouts, hosts, judge
 from mlxcel_nb.models.blas import load_fast_blas
+from mlxcel_nb.net.addresses import is_numeric
 from mlxcel_nb.net.interfaces import own_addresses
 from mlxcel_nb.net.resolver import resolve
 
@@ -143,7 +144,7 @@ def run(
         transport=plan.transport,
         peers={node_id: [address] for node_id, address in plan.peers.items() if address.port},
         strangers=plan.strangers,
-        sources=places.sources,
+        sources=_sources(plan, places),
         discover=plan.beacons,
         previous_secret=secrets.previous,
     )
@@ -155,6 +156,15 @@ def run(
                 say(line)
         finally:
             node.stop()
+
+
+def _sources(plan: NodePlan, places: Whereabouts) -> Mapping[str, Collection[str]]:
+    """Where each peer may come from: its name as well, which may lead elsewhere tomorrow, or is not known yet."""
+    found: dict[str, set[str]] = {node_id: set(ips) for node_id, ips in places.sources.items()}
+    for node_id, address in plan.peers.items():
+        if not is_numeric(address.host) and not address.is_loopback:
+            found.setdefault(node_id, set()).add(address.host)
+    return found
 
 
 @contextlib.contextmanager

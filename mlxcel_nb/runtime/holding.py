@@ -158,5 +158,5 @@ class Holding:
         return self.order is not None and link in self.witnesses.links.values()
 
     def died(self) -> None:
-        """The MLX thread of this node has ended: the other members lose this one."""
-        self.witnesses.close("its MLX thread has ended")
+        """The MLX thread of this node has ended or is stuck: the other members lose this one."""
+        self.witnesses.close("its MLX thread works no more")
