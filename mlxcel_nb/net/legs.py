@@ -24,6 +24,9 @@ LOOPBACK_BROADCAST = "127.255.255.255"
 MAX_LEGS = 64
 """A host of containers has hundreds of interfaces; beacons go out of so many of them."""
 
+_CONTAINERS = ("veth", "cali", "lxc", "tap", "vnet")
+"""How the names of interfaces begin that lead to a container or a virtual machine each: the last to be used."""
+
 
 @dataclass(frozen=True)
 class Way:
@@ -97,12 +100,13 @@ def _link_local(address: str) -> bool:
 
 
 def legs() -> list[Leg]:
-    """The interfaces of this host that are up and have an address, by name, at most `MAX_LEGS`."""
+    """The interfaces of this host that are up and have an address, at most `MAX_LEGS`, those of containers last."""
     import psutil
 
     found = []
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
-    for name, entries in sorted(psutil.net_if_addrs().items()):
+    by_name = sorted(psutil.net_if_addrs().items(), key=lambda item: (item[0].startswith(_CONTAINERS), item[0]))
+    for name, entries in by_name:
         addresses: list[str] = []
         broadcasts: list[tuple[str, str]] = []
         for entry in entries:

@@ -43,7 +43,7 @@ def test_nodes_started_with_nothing_but_a_name_and_a_secret_find_each_other(star
         gone = a.line("b is dead", after=met)
         node(beta, "b").listens()  # another process, another port: its beacons tell
         a.line("b is back", after=gone)
-        found = said(beta, "discover", "--secret-file", secret, "--json")
+        found = said(beta, "discover", "--secret-file", secret, "--json", "--seconds", "7")
         assert found.returncode == 0, found.stderr
         assert [each["node_id"] for each in json.loads(found.stdout)["nodes"]] == ["a", "b"]
 

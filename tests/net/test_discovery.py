@@ -110,7 +110,10 @@ def test_processes_of_one_host_share_the_port_and_hear_each_other_once() -> None
             await until(lambda: set(heard(a)["b"].paths) == LOOPBACK)
             assert heard(a)["b"].addresses == (Address("127.0.0.1", 9001),)
             assert [change.event for change in changes] == [Event.FOUND]
-            found = await discover("c", [SECRET], seconds=4.0, port=ALONE, find_legs=loopback_only)
+            for seconds in (3.0, 6.0):  # the second time for a machine that stood still for most of the first
+                found = await discover("c", [SECRET], seconds=seconds, port=ALONE, find_legs=loopback_only)
+                if len(found.nodes) == 2:
+                    break
             assert [node.node_id for node in found.nodes] == ["a", "b"]
             assert found.foreign == found.replayed == found.malformed == 0
             assert json.loads(json.dumps(found.to_dict()))["nodes"][1]["addresses"] == ["127.0.0.1:9001"]

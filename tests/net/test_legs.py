@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
 from mlxcel_nb.cluster.address import Address, parse_address
-from mlxcel_nb.net.legs import Leg, legs
+from mlxcel_nb.net.legs import MAX_LEGS, Leg, legs
 
 LO = Leg(name="lo", index=1, addresses=("127.0.0.1", "::1"), broadcasts=(("127.0.0.1", "127.255.255.255"),))
 ETH = Leg(
@@ -55,3 +61,13 @@ def test_this_machine_has_a_loopback_leg() -> None:
     (loopback,) = [leg for leg in legs() if "127.0.0.1" in leg.addresses]
     assert loopback.loopback and loopback.index > 0
     assert Address("127.0.0.1", 1) in loopback.announces([Address("127.0.0.1", 1)], legs())
+
+
+def test_a_host_full_of_containers_still_uses_its_own_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"cali{k}" for k in range(2 * MAX_LEGS)] + ["eth0", "lo"]
+    entry = SimpleNamespace(family=socket.AF_INET, address="10.0.0.1", broadcast="10.0.0.255")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {name: [entry] for name in names})
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {name: SimpleNamespace(isup=True) for name in names})
+    monkeypatch.setattr(socket, "if_nametoindex", names.index)
+    found = [leg.name for leg in legs()]
+    assert found[:2] == ["eth0", "lo"] and len(found) == MAX_LEGS
