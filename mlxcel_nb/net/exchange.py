@@ -6,7 +6,6 @@ ranks that all send before they receive never block each other.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,7 +65,7 @@ class Leg:
 
 def run(
     legs: Sequence[Leg], tag: Tag, name: str, others: Sequence[HotLink], interrupt: Interrupt | None,
-    waiting: Patience, spin_s: float,
+    waiting: Patience,
 ) -> None:  # fmt: skip
     """Move every leg to its end.
 
@@ -78,7 +77,6 @@ def run(
         Left: a peer has left the step.
         PeerLost, WireError, StepTimeout: as `HotLink`.
     """
-    spin_end = 0.0
     active = list(legs)
     while True:
         if interrupt is not None and interrupt.pending is not None:
@@ -91,16 +89,10 @@ def run(
             return
         if moved:
             waiting.renew()
-            spin_end = 0.0
             continue
         links = [leg.link for leg in active]
         for link in links:
             heed(link, tag, links[0].node)
-        if spin_s:
-            now = time.perf_counter()
-            spin_end = spin_end or now + spin_s
-            if now < spin_end:
-                continue
         idle = [link for link in others if link not in links and not link.broken]
         wait(links, interrupt, waiting, f"exchange {name} with {', '.join(link.node for link in links)}", idle)
         for link in idle:

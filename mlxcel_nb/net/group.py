@@ -7,7 +7,6 @@ notices first tells the others, and those who only ran out of time ask each othe
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from mlxcel_nb.net.hot import HotLink
 from mlxcel_nb.net.inbox import Tensor
 from mlxcel_nb.net.interrupt import Interrupt
 from mlxcel_nb.net.shape import SHORT_BYTES, Shape, keep
+from mlxcel_nb.net.spin import Spin
 from mlxcel_nb.net.summing import FLOATS, Array, narrow, sum_into, widen
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.net.waiting import Patience
@@ -67,7 +67,7 @@ class Group:
         self._peers = list(self._links.items())
         self._interrupt = interrupt
         self._way = way
-        self._spin_s = min((link.spin_s for link in links.values()), default=0.0)
+        self._spin = Spin(min((link.spin.most for link in links.values()), default=0.0))
         self._shapes: dict[tuple[str, tuple[int, ...]], Shape] = {}
 
     # -- collectives ------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Group:
                 link.begin()
                 if not link.put(moulds.out):
                     legs[rank] = Leg(link, link.outgoing([head[HEAD_BYTES:], own]))
-            until = time.perf_counter() + self._spin_s if self._spin_s else 0.0
+            until = self._spin.until()
             for rank, link in self._peers:
                 if rank in legs:
                     continue
@@ -192,7 +192,11 @@ class Group:
                 gathered[rank] = moulds.views[rank]
                 if link.wants_write and not link.pump_out(None):
                     legs[rank] = Leg(link, due=False)
-        if legs:
+        if not legs:
+            self._spin.caught()
+        else:
+            if any(leg.out is None for leg in legs.values()):
+                self._spin.missed()
             for rank, tensor in self._run(tag, legs, Patience(deadline), name).items():
                 self._check(rank, tensor, shape.dtype, shape.dims if shape.kind else tensor.dims)
                 gathered[rank] = shape.view(tensor.data)
@@ -258,8 +262,7 @@ class Group:
             name = tag.name
             for leg in legs.values():
                 leg.link.begin()
-        spin_s = 0.0 if any(leg.out is not None for leg in legs.values()) else self._spin_s
-        exchange.run(list(legs.values()), tag, name, list(self._links.values()), self._interrupt, waiting, spin_s)
+        exchange.run(list(legs.values()), tag, name, list(self._links.values()), self._interrupt, waiting)
         for leg in legs.values():
             if leg.link.wants_write:
                 leg.link.pump_out(None)

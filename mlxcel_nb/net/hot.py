@@ -12,12 +12,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mlxcel_nb.errors import WireError
 from mlxcel_nb.net.inbox import Tensor
 from mlxcel_nb.net.interrupt import Interrupt
 from mlxcel_nb.net.line import Line
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.outgoing import Outgoing
 from mlxcel_nb.net.shape import SHORT_BYTES, Shape, keep
+from mlxcel_nb.net.spin import MAX_SPIN_S, Spin
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.net.waiting import Patience, wait
 from mlxcel_nb.wire import messages, tensors
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_SPIN_S", "HotLink", "Interrupt"]
 
-MAX_SPIN_S = 150e-6
-"""Polling longer than this before blocking costs more than it gains when ranks share cores."""
-
 
 class HotLink(Line):
     """Owns a `Link` from here on, for one thread.
@@ -42,7 +41,7 @@ class HotLink(Line):
 
     def __init__(self, link: Link, *, spin_s: float = 0.0) -> None:
         super().__init__(link)
-        self.spin_s = min(spin_s, MAX_SPIN_S)
+        self.spin = Spin(min(spin_s, MAX_SPIN_S))
         self._shapes: dict[tuple[str, tuple[int, ...]], Shape] = {}
         self._usual: Shape | None = None  # of the last small tensor that came: the next is likely to be as it was
 
@@ -96,13 +95,40 @@ class HotLink(Line):
                 wait([self], interrupt, waiting, f"{what} from {self.node}")
         return self._controls.next()
 
-    def recv_tensor(self, tag: Tag, *, deadline: float | None = None, interrupt: Interrupt | None = None) -> Tensor:
+    def recv_tensor(
+        self,
+        tag: Tag,
+        *,
+        into: memoryview | None = None,
+        deadline: float | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> Tensor:
         """The tensor of `tag`; older ones are dropped.
+
+        Args:
+            into: bytes to receive into, as many as the tensor has, which a large one is decrypted straight to. What
+                they hold after an error is undefined.
 
         Raises:
             PeerAborted: the peer left this step.
+            WireError: the tensor is not as large as `into`.
             PeerLost, StepTimeout: as above.
         """
+        if into is None:
+            return self._recv_tensor(tag, deadline, interrupt)
+        self.expect(tag.name, into)
+        try:
+            tensor = self._recv_tensor(tag, deadline, interrupt)
+        finally:
+            self.expect("", None)
+        if len(tensor.data) != len(into):
+            raise WireError(f"tensor {tag.name} has {len(tensor.data)} bytes, {len(into)} are due", node=self.node)
+        if tensor.data.obj is not into.obj:
+            into[:] = tensor.data
+            tensor.data = into
+        return tensor
+
+    def _recv_tensor(self, tag: Tag, deadline: float | None, interrupt: Interrupt | None) -> Tensor:
         self.begin()
         if interrupt is not None:
             interrupt.check()
@@ -137,8 +163,10 @@ class HotLink(Line):
         """The tensor of `tag`, if it has the usual shape and comes while it is polled for."""
         head = shape.head(name)
         moulds = shape.moulds.get(len(head)) or shape.add_moulds(len(head), 1)
-        if not self.take(moulds.ins[0], head, time.perf_counter() + self.spin_s if self.spin_s else 0.0):
+        if not self.take(moulds.ins[0], head, self.spin.until()):
+            self.spin.missed()
             return None
+        self.spin.caught()
         if self._replies:
             self.pump_out(None)
         return Tensor(tag, shape.dtype, shape.dims, moulds.views[0])
@@ -157,10 +185,10 @@ class HotLink(Line):
 
     def _spun(self, interrupt: Interrupt | None) -> bool:
         """Poll for a moment; whether something came."""
-        if not self.spin_s:
-            return False
-        end = time.perf_counter() + self.spin_s
+        end = self.spin.until()
         while not self.fill():
             if time.perf_counter() > end or (interrupt is not None and interrupt.pending):
+                self.spin.missed()
                 return False
+        self.spin.caught()
         return True

@@ -47,6 +47,7 @@ class Inbox:
         self._credits = ReceiveCredits()
         self._ungranted = 0
         self._assembler = tensors.Assembler(limit=MAX_TENSOR_BYTES, place=self._place)
+        self.landing, self.settle = self._assembler.landing, self._assembler.settle
         self._landing = bytearray()
         self._landing_used = False
         self._kept: collections.deque[Tensor] = collections.deque()
@@ -54,6 +55,11 @@ class Inbox:
         self.empty = True
         """Whether nothing waits to be asked for."""
         self._lent: Tensor | None = None
+        self._into: tuple[str, memoryview] | None = None
+
+    def expect(self, name: str, into: memoryview | None) -> None:
+        """Put the tensor called `name` together in `into`, if it comes in pieces and fits; None forgets the wish."""
+        self._into = None if into is None else (name, into)
 
     def add(self, frame: Frame, tag: Tag | None = None, name: str = "") -> Tensor | None:
         """Take a tensor frame; the tensor, if this completes one, for `lend` or `keep` or to be dropped.
@@ -82,8 +88,8 @@ class Inbox:
 
     def passed(self) -> None:
         """A tensor frame came and was taken at once."""
-        self._credits.received(TENSOR_CHANNEL)
-        self._took(TENSOR_CHANNEL)
+        if count := self._credits.passed(TENSOR_CHANNEL):
+            self._grant(TENSOR_CHANNEL, count)
 
     def find(self, tag: Tag) -> Tensor | None:
         """The kept tensor of `tag`, lent; older ones are dropped."""
@@ -137,7 +143,8 @@ class Inbox:
 
     def _place(self, header: tensors.TensorHeader, size: int) -> memoryview:
         """Where a tensor in pieces is put together: the same memory each time, unless it is still in use."""
-        del header
+        if self._into is not None and self._into[0] == header.name and len(self._into[1]) == size:
+            return self._into[1]
         if self._landing_used:
             return memoryview(bytearray(size))
         if len(self._landing) < size:

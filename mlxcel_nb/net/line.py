@@ -28,6 +28,7 @@ from mlxcel_nb.wire.credits import SendCredits
 from mlxcel_nb.wire.frames import (
     LENGTH_BYTES,
     MAX_UNANSWERED_PINGS,
+    READ_BYTES,
     Frame,
     FrameReader,
     Kind,
@@ -39,8 +40,6 @@ from mlxcel_nb.wire.mould import Mould
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
-
-READ_BYTES = 256 * 1024
 
 
 class Line:
@@ -106,6 +105,10 @@ class Line:
         self._replies.append((Kind.CONTROL, 0, messages.pack(message)))
         self.pump_out(None)
 
+    def expect(self, name: str, into: memoryview | None) -> None:
+        """Where the tensor called `name` shall go, if it is large; None forgets the wish."""
+        self._inbox.expect(name, into)
+
     def begin(self) -> None:
         """A new call: what the last one returned is no longer valid."""
         if self._broken is not None:
@@ -159,7 +162,7 @@ class Line:
     def fill(self) -> bool:
         """Read once; whether anything came."""
         try:
-            count = self._sock.recv_into(self._reader.get_buffer(READ_BYTES))
+            count = self._sock.recv_into(self._reader.room())
         except BlockingIOError:
             return False
         except OSError as error:
@@ -274,14 +277,18 @@ class Line:
     # -- frames -----------------------------------------------------------------------------------
 
     def _next_frame(self) -> Frame | None:
+        inbox, reader = self._inbox, self._reader
         try:
-            frame = self._reader.next_frame()
+            while (plain := reader.next_plain(inbox.landing)) is not None:
+                self.moves += 1
+                self._frame_since = None
+                frame = reader.opener.frame(plain)
+                if frame.kind is not Kind.REKEY:
+                    return frame
+                inbox.settle()
         except WireError as error:
             self._refuse(error)
-        if frame is not None:
-            self.moves += 1
-            self._frame_since = None
-        return frame
+        return None
 
     def _dispatch(self, frame: Frame, tag: Tag | None = None, name: str = "") -> Tensor | None:
         """Deal with one frame; the tensor, if it completes one."""
@@ -301,6 +308,7 @@ class Line:
                 self._lost(f"closed by it: {close_reason(frame.payload) or 'no reason given'}")
             elif frame.kind is not Kind.PONG:
                 raise WireError(f"a {frame.kind.name.lower()} frame on a hot link")
+            self._inbox.settle()
         except WireError as error:
             self._refuse(error)
         return None

@@ -7,6 +7,7 @@ breaks any of them.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -60,6 +61,9 @@ class Fabric:
     Args:
         links: member index -> hot link, for every edge this member is an end of.
         step_s: how long any single wait may last.
+
+    Attributes:
+        ranks: rank -> hot link, of the other tensor ranks of this stage.
     """
 
     def __init__(self, layout: Layout, me: int, links: dict[int, HotLink], interrupt: Interrupt, step_s: float) -> None:
@@ -69,6 +73,7 @@ class Fabric:
         self._interrupt = interrupt
         self._epoch, self._step, self._seq = 0, 0, 0
         peers = {layout.rank_of(m): link for m, link in links.items() if layout.stage_of(m) == stage}
+        self.ranks = peers
         self._group = Group(rank, peers, interrupt) if layout.tp > 1 else None
         self._previous = links[me - layout.tp] if stage > 0 else None
         self._next = links[me + layout.tp] if stage + 1 < layout.pp else None
@@ -107,6 +112,20 @@ class Fabric:
             return [data]
         deadline = self._deadline() if patience_s is None else time.monotonic() + patience_s
         return [bytes(each) for each in self._group.all_gather(self._collective(), data, deadline=deadline)]
+
+    def tell_ranks(self, words: Mapping[int, bytes], interrupt: Interrupt) -> Tag:
+        """Send each other rank of this stage its word; the tag is for `hear_ranks`. Only `interrupt` breaks it off."""
+        tag = self._collective()
+        for rank, word in words.items():
+            send_to(
+                self.ranks[rank], tag, "uint8", (len(word),), word, deadline=self._deadline(), interrupt=interrupt
+            )  # fmt: skip
+        return tag
+
+    def hear_ranks(self, tag: Tag, interrupt: Interrupt) -> Iterator[tuple[int, bytes]]:
+        """Each other rank and what it told this one, in rank order. Only `interrupt` breaks it off."""
+        for rank, link in sorted(self.ranks.items()):
+            yield rank, bytes(recv_from(link, tag, deadline=self._deadline(), interrupt=interrupt)[2])
 
     def send_hidden(self, x: mx.array) -> None:
         """Hand `x`, (1, L, D), to the same rank of the next stage."""

@@ -68,6 +68,15 @@ class ReceiveCredits:
             raise WireError(f"a frame beyond the credit of channel {channel}")
         self._left[channel] = left - 1
 
+    def passed(self, channel: int) -> int:
+        """A counted frame arrived and the reader took it at once; how many to grant now, as `taken` says."""
+        left, taken = self._left.get(channel, 0), self._taken.get(channel, 0) + 1
+        if left and taken < self._half:
+            self._left[channel], self._taken[channel] = left - 1, taken
+            return 0
+        self.received(channel)
+        return self.taken(channel)
+
     def taken(self, channel: int) -> int:
         """The reader took one frame; how many to grant now, which is 0 until half a window has gathered."""
         taken = self._taken.get(channel, 0) + 1

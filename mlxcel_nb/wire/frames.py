@@ -59,6 +59,9 @@ MAX_FILLER = 1 << 20
 MAX_UNANSWERED_PINGS = 8
 CREDIT_BYTES = 4
 
+READ_BYTES = 256 << 10
+"""What is asked of a socket at once, unless a larger frame has begun."""
+
 _FIRST_BUFFER = 64 << 10
 _HEAD = struct.Struct("!BI")
 _CIPHERS: dict[int, type[AESGCM | ChaCha20Poly1305]] = {1: AESGCM, 2: ChaCha20Poly1305}
@@ -311,6 +314,16 @@ class FrameReader:
             self._start, self._end = 0, waiting
         return self._buffer[self._end :]
 
+    def room(self) -> memoryview:
+        """Where to receive next: no further than the header behind a large frame that has begun, so that nothing of
+        what follows has to be moved to the front of the buffer.
+        """
+        waiting = self._end - self._start
+        size = READ_BYTES
+        if waiting > LENGTH_BYTES:
+            size = min(self.missing + LENGTH_BYTES, max(READ_BYTES, 2 * waiting))
+        return self.get_buffer(size)[:size]
+
     def received(self, count: int) -> None:
         """`count` bytes have been written to the front of `get_buffer`'s view."""
         self._end += count
@@ -339,11 +352,12 @@ class FrameReader:
         if begin > self._end:
             return None
         header = self._buffer[self._start : begin]
-        end = begin + self.opener.frame_length(header)
+        length = self.opener.frame_length(header)
+        end = begin + length
         if end > self._end:
             return None
         self._start = end
-        into = landing(end - begin - TAG_BYTES) if landing is not None else None
+        into = landing(length - TAG_BYTES) if landing is not None else None
         return self.opener.decrypt(header, self._buffer[begin:end], into)
 
     @property

@@ -25,7 +25,7 @@ from mlxcel_nb.wire import quantised
 from mlxcel_nb.wire.compression import check_claim, compress, decompress
 from mlxcel_nb.wire.dtypes import DTYPES, DType, dtype_coded, dtype_named
 from mlxcel_nb.wire.fields import str8
-from mlxcel_nb.wire.frames import MAX_PAYLOAD, bytes_of
+from mlxcel_nb.wire.frames import HEAD_BYTES, MAX_PAYLOAD, bytes_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -56,6 +56,8 @@ MAX_OPEN = 64
 """Tensors that may be incomplete at once."""
 
 _PART = struct.Struct("!IQQ")
+PIECE_LEAD = HEAD_BYTES + _PART.size
+"""Bytes of a frame's plaintext in front of a piece."""
 _MAX_ID = (1 << 24) - 1
 _DIMS = [struct.Struct(f"!{ndim}I") for ndim in range(MAX_NDIM + 1)]
 
@@ -194,6 +196,27 @@ class Assembler:
         self._limit = limit
         self._place = place
         self._open: dict[tuple[int, int], _Partial] = {}
+        self._landed: _Partial | None = None
+
+    def landing(self, size: int) -> memoryview | None:
+        """Where a plaintext of `size` bytes may be decrypted to, so that the piece in it need not be moved any more.
+
+        For the piece that is due of the one tensor on its way, into the memory that `place` gave. What leads the piece
+        lies over the end of the one before, which `settle` puts back; whatever else arrives there is dealt with
+        before that, or copied by `add`.
+        """
+        if len(self._open) != 1:
+            return None
+        (partial,) = self._open.values()
+        into = partial.landing(size)
+        self._landed = None if into is None else partial
+        return into
+
+    def settle(self) -> None:
+        """What was decrypted to `landing` has been dealt with."""
+        if self._landed is not None:
+            self._landed.settle()
+            self._landed = None
 
     def add(self, channel: int, payload: memoryview) -> tuple[TensorHeader, memoryview] | None:
         """Take the payload of a tensor frame; the tensor when this completes one.
@@ -201,7 +224,7 @@ class Assembler:
         The data of a tensor that came whole is a view into `payload`, so it is only valid as long as that is.
         """
         if len(payload) and payload[0] == VERSION:
-            return decode(payload, limit=self._limit)
+            return decode(payload if self._landed is None else memoryview(bytes(payload)), limit=self._limit)
         if len(payload) <= _PART.size:
             raise WireError(f"a tensor frame of {len(payload)} bytes")
         tensor_id, offset, total = _PART.unpack_from(payload)
@@ -222,7 +245,11 @@ class Assembler:
             raise WireError(f"a piece of tensor {tensor_id} at offset {offset}, {partial.received} was due")
         elif total != partial.total:
             raise WireError(f"tensor {tensor_id} of {partial.total} bytes now claims {total}")
-        partial.append(piece, tensor_id)
+        if partial is self._landed:
+            partial.received += len(piece)
+        else:
+            partial.append(piece, tensor_id)
+        self.settle()
         if partial.received < total:
             return None
         del self._open[key]
@@ -240,6 +267,7 @@ class Assembler:
 
     def discard(self) -> None:
         """Forget what is incomplete, when the step it belonged to is over."""
+        self.settle()
         self._open.clear()
 
 
@@ -256,6 +284,21 @@ class _Partial:
         self.received = header_length
         self._place = None if place is None else place.cast("B")
         self._grown = bytearray()
+        self._covered: tuple[slice, bytes] | None = None
+
+    def landing(self, size: int) -> memoryview | None:
+        begin = self.received - self.header_length
+        end = begin + size - PIECE_LEAD
+        if self._place is None or begin < PIECE_LEAD or not begin < end <= len(self._place):
+            return None
+        lead = slice(begin - PIECE_LEAD, begin)
+        self._covered = lead, bytes(self._place[lead])
+        return self._place[lead.start : end]
+
+    def settle(self) -> None:
+        if self._covered is not None and self._place is not None:
+            self._place[self._covered[0]] = self._covered[1]
+            self._covered = None
 
     def append(self, piece: memoryview, tensor_id: int) -> None:
         end = self.received + len(piece)
