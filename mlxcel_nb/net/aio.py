@@ -147,7 +147,8 @@ class ControlLink:
         answer: asyncio.Future[float] = self._loop.create_future()
         self._send_ping(filler, answer)
         try:
-            return await asyncio.wait_for(answer, within_s)
+            async with asyncio.timeout(within_s):  # wait_for would lose a cancel that comes together with the pong
+                return await answer
         except TimeoutError:
             raise PeerLost(f"no pong within {within_s:g} s", node=self.peer.node_id) from None
 

@@ -61,6 +61,19 @@ def test_pings_are_echoed_with_their_filler():
     run(case())
 
 
+def test_a_ping_is_cancelled_even_at_the_moment_its_pong_comes():
+    async def case():
+        async with control_pair() as (ours, _theirs):
+            ping = asyncio.ensure_future(ours.link.ping())
+            await asyncio.sleep(0)
+            (waiting,) = ours.link._pings._under_way.values()
+            waiting.answer.add_done_callback(lambda _: ping.cancel())
+            with pytest.raises(asyncio.CancelledError):
+                await ping
+
+    run(case())
+
+
 def test_status_tells_cipher_and_round_trip():
     async def case():
         async with control_pair() as (ours, _):
