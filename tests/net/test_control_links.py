@@ -65,9 +65,13 @@ def test_a_ping_is_cancelled_even_at_the_moment_its_pong_comes():
     async def case():
         async with control_pair() as (ours, _theirs):
             ping = asyncio.ensure_future(ours.link.ping())
-            await asyncio.sleep(0)
-            (waiting,) = ours.link._pings._under_way.values()
-            waiting.answer.add_done_callback(lambda _: ping.cancel())
+            pong = ours.link._pings.pong
+
+            def pong_and_cancel(*heard):
+                pong(*heard)
+                ping.cancel()
+
+            ours.link._pings.pong = pong_and_cancel
             with pytest.raises(asyncio.CancelledError):
                 await ping
 
