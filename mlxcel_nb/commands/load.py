@@ -11,6 +11,7 @@ from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.model import fetch_meter
 from mlxcel_nb.commands.session import Held
 from mlxcel_nb.display.reports import load_view
+from mlxcel_nb.display.view import note
 from mlxcel_nb.models.store import resolve
 from mlxcel_nb.util.units import bytes_text
 
@@ -48,7 +49,7 @@ def plan_model(args: argparse.Namespace, console: Console) -> Plan:
 
 
 def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet: bool = False) -> None:
-    """Load what `args` name on the cluster, with a progress bar that becomes the report, unless `quiet`."""
+    """Load what `args` name on the cluster, with a progress bar that becomes the report, or its warnings if `quiet`."""
     with console.progress(f"Loading {args.model}") as progress:
         # A fetch takes minutes: it moves the same bar.
         resolve(args.model, allow_code=args.allow_code, progress=fetch_meter(progress))
@@ -65,6 +66,9 @@ def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet:
         )
         if not quiet:
             progress.finish(load_view(report))
+    if quiet:  # but for what a user should know
+        for warning in report.warnings:
+            console.remark(note(f"Note: {warning}"))
 
 
 def unload(args: argparse.Namespace, context: Context) -> None:

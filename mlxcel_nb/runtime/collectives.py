@@ -1,7 +1,7 @@
 """How the ranks of a stage add their partial sums up: one of two strategies. For the MLX thread alone.
 
 `Own` sums over our encrypted links, within the layer that needs it; any wait can be broken. A group of MLX's own
-(`mlx_groups`) sums inside MLX's evaluation, which cannot be: its ranks agree before each step to run it.
+(`mlx_groups`) sums inside MLX's evaluation, which cannot be: its ranks vote before each step on whether to run it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from mlxcel_nb.cluster.collectives import OWN
+from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.runtime.fabric import Fabric
 from mlxcel_nb.runtime.protocol import LoadOrder
 
@@ -31,8 +32,11 @@ class Collectives(Protocol):
     def all_reduce(self, x: mx.array) -> mx.array:
         """Sum of `x`, which is given up, over the tensor ranks of this stage."""
 
-    def run(self, forward: Callable[[], mx.array]) -> mx.array:
-        """What `forward` gives: one step of this rank's part, evaluated or not."""
+    def run(self, build: Callable[[], mx.array]) -> mx.array:
+        """What `build` gives: one step of this rank's part, evaluated or not."""
+
+    def decline(self, error: MlxcelError) -> None:
+        """This rank does not run the step that the fabric has begun: the others of its stage must not wait for it."""
 
 
 class Own:
@@ -46,8 +50,11 @@ class Own:
     def all_reduce(self, x: mx.array) -> mx.array:
         return self._fabric.all_reduce(x)
 
-    def run(self, forward: Callable[[], mx.array]) -> mx.array:
-        return forward()
+    def run(self, build: Callable[[], mx.array]) -> mx.array:
+        return build()
+
+    def decline(self, error: MlxcelError) -> None:
+        """Nothing to do: the others are told by the abort of the epoch."""
 
 
 def choose(order: LoadOrder, me: int, fabric: Fabric, inside: Inside) -> Collectives:

@@ -66,14 +66,8 @@ class Execution:
 
     def run(self, step: Step) -> Sampled | None:
         """Run one chunk; the token when this member samples and the step asks for one."""
-        self._check()
         self._fabric.begin_step(step.epoch, step.step)
-        if self._first:
-            x = mx.array([step.tokens], dtype=mx.int32)
-        else:
-            x = self._fabric.recv_hidden(step.count)
-        on_layer = self._after_layer if step.prefill and self._collectives.breakable else None
-        y = self._collectives.run(lambda: self._part.forward(x, self._cache, on_layer=on_layer))
+        y = self._collectives.run(lambda: self._forward(step))
         if not self._last:
             self._fabric.send_hidden(y)
             return None
@@ -81,3 +75,12 @@ class Execution:
             mx.eval(y)
             return None
         return self._sampler.sample(y.reshape(-1))
+
+    def _forward(self, step: Step) -> mx.array:
+        self._check()
+        if self._first:
+            x = mx.array([step.tokens], dtype=mx.int32)
+        else:
+            x = self._fabric.recv_hidden(step.count)
+        on_layer = self._after_layer if step.prefill and self._collectives.breakable else None
+        return self._part.forward(x, self._cache, on_layer=on_layer)

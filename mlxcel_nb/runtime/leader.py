@@ -223,8 +223,13 @@ class Leader:
         """Tell everybody, run our part, and get the token if there is one to get."""
         instance, fabric = self._instance, self._instance.fabric
         layout = instance.layout
-        for member, link in fabric.followers.items():
-            fabric.tell(link, step.to_dict(with_tokens=layout.stage_of(member) == 0))
+        try:
+            for member, link in fabric.followers.items():
+                fabric.tell(link, step.to_dict(with_tokens=layout.stage_of(member) == 0))
+        except MlxcelError as error:  # some were told
+            fabric.begin_step(step.epoch, step.step)
+            instance.collectives.decline(error)
+            raise
         assert self._execution is not None
         sampled = self._execution.run(step)
         self._worker.progress += 1

@@ -2,7 +2,7 @@
 
 They are unencrypted and authenticate nobody; a user asks for them. MLX forms a group from the environment, once in the
 life of a process, and holds the interpreter while it does: what can go wrong is found out before, over our own links,
-whose other ends are known. A collective of MLX's cannot be interrupted, so all ranks agree before each step to run it.
+whose other ends are known. A collective of MLX's cannot be interrupted, so all ranks vote on each step before it runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import mlx.core as mx
 
+from mlxcel_nb import errors
 from mlxcel_nb.cluster.collectives import (
     BACKENDS,
     DEVICES,
@@ -34,12 +35,13 @@ from mlxcel_nb.cluster.collectives import (
     keeps,
     settings,
 )
-from mlxcel_nb.errors import ClusterError, ConfigError, MlxcelError, NodeFailed, PeerLost
+from mlxcel_nb.errors import Cancelled, ClusterError, ConfigError, MlxcelError, NodeFailed, PeerAborted, PeerLost
 from mlxcel_nb.net.addresses import normal_ip
 from mlxcel_nb.runtime.fabric import Fabric
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.stuck import Inside
 from mlxcel_nb.util.log import get_logger
+from mlxcel_nb.wire.messages import pack, unpack
 
 log = get_logger("runtime.mlx_groups")
 
@@ -51,6 +53,9 @@ FORM_S = 20.0
 
 FIRST_S = 0.1
 """The last rank of a ring dials first, and MLX waits a whole second where nobody listens yet."""
+
+GO = b"go"
+"""The vote to run a step; any other is an error."""
 
 BLAME_S = 2.0
 """To find out which rank is gone, after MLX has said that one is."""
@@ -67,42 +72,76 @@ class Formed:
     group: Any
     broken: str = ""
 
+    def check(self, node: str) -> None:
+        """Raise if it is broken."""
+        if self.broken:
+            raise ClusterError(f"MLX's {self.backend} is broken: {self.broken}", node=node, advice=RESTART)
+
 
 _formed: Formed | None = None
 
 
 class MlxCollectives:
-    """Sums by `formed`, within MLX's evaluation of a whole step."""
+    """Sums by `formed`, within MLX's evaluation of a whole step.
+
+    Nobody can leave a step that others have gone into, so every rank votes once on each: to go, or not and why. It
+    goes in if all go. Having voted it heeds no cancel and no abort until the step is over, since others may have its
+    vote already; the loss of a member it does heed, for that ends the group anyway.
+    """
 
     breakable = False
 
-    def __init__(self, formed: Formed, fabric: Fabric, inside: Inside, node: str) -> None:
+    def __init__(self, formed: Formed, fabric: Fabric, inside: Inside, node: str, nodes: Sequence[str]) -> None:
         self._formed = formed
         self._fabric = fabric
         self._inside = inside
         self._node = node
+        self._nodes = nodes
 
     def all_reduce(self, x: mx.array) -> mx.array:
         return mx.distributed.all_sum(x, group=self._formed.group)
 
-    def run(self, forward: Callable[[], mx.array]) -> mx.array:
-        """`forward` builds the step, which may fail on one rank alone; then all agree, and nobody leaves it any more.
+    def run(self, build: Callable[[], mx.array]) -> mx.array:
+        """`build` makes the step's graph, and may fail on one rank alone; what it makes is evaluated on all or on none.
 
         Raises:
             PeerLost: a rank's process has ended, within the step too. ClusterError: the group is broken.
+            MlxcelError: another rank has left the step.
         """
-        formed = self._formed
-        if formed.broken:
-            raise ClusterError(f"MLX's {formed.backend} is broken: {formed.broken}", node=self._node, advice=RESTART)
-        y = forward()
-        with self._inside.at(f"MLX's {formed.backend}"):
-            self._fabric.gather()
+        try:
+            self._formed.check(self._node)
+            y = build()
+        except Exception as error:
+            self.decline(errors.wrap(error, self._node))
+            raise
+        with self._inside.at(f"MLX's {self._formed.backend}"):
+            self._agree()
             try:
                 mx.eval(y)
             except BaseException as error:  # whatever it was, the ranks are no longer at the same point
-                formed.broken = str(error).splitlines()[0] if str(error) else type(error).__name__
+                self._formed.broken = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise self._blame() from error
         return y
+
+    def decline(self, error: MlxcelError) -> None:
+        words = {rank: _no(error, in_full=link is self._fabric.leader) for rank, link in self._fabric.ranks.items()}
+        with contextlib.suppress(MlxcelError):  # a rank that is lost needs no vote
+            self._fabric.tell_ranks(words, self._inside.lost)
+
+    def _agree(self) -> None:
+        """Vote to go, and hear the others."""
+        refused = None
+        try:
+            tag = self._fabric.tell_ranks(dict.fromkeys(self._fabric.ranks, GO), self._inside.lost)
+            for rank, vote in self._fabric.hear_ranks(tag, self._inside.lost):
+                if vote != GO:
+                    refused = _why(vote, self._nodes[rank])
+                    break
+        except MlxcelError as error:  # somebody may have gone in
+            self._formed.broken = error.cause
+            raise
+        if refused is not None:
+            raise refused
 
     def _blame(self) -> MlxcelError:
         """Who is gone, as our own links have it."""
@@ -113,6 +152,19 @@ class MlxCollectives:
         except MlxcelError as error:
             log.info("who broke the group is not known: %s", error)
         return NodeFailed(f"MLX's {self._formed.backend}: {self._formed.broken}", node=self._node, advice=RESTART)
+
+
+def _no(error: MlxcelError, *, in_full: bool) -> bytes:
+    """A vote not to go. The leader hears why in full; others do not, for an error's words may quote a prompt."""
+    left = isinstance(error, Cancelled | PeerAborted)
+    told: MlxcelError = PeerAborted("left the step", node=error.node) if left or not in_full else error
+    return pack(told.to_dict())
+
+
+def _why(vote: bytes, node: str) -> MlxcelError:
+    """What a vote not to go has as its reason."""
+    told = unpack(vote)
+    return errors.from_dict(told).at(node)
 
 
 def join(order: LoadOrder, me: int, fabric: Fabric, inside: Inside) -> MlxCollectives:
@@ -141,7 +193,7 @@ def join(order: LoadOrder, me: int, fabric: Fabric, inside: Inside) -> MlxCollec
             _formed = Formed(words[0].proposal, backend, rank, layout.tp, _form(backend, rank, addresses, node))
             log.info("%s is rank %d of %d in MLX's %s, unencrypted", node, rank, layout.tp, backend)
     assert _formed is not None
-    return MlxCollectives(_formed, fabric, inside, node)
+    return MlxCollectives(_formed, fabric, inside, node, nodes)
 
 
 def _word(node: str, reserved: Reserved | None, trouble: str) -> Word:

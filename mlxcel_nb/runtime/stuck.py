@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mlxcel_nb.cluster.collectives import RESTART
 from mlxcel_nb.errors import ClusterError, MlxcelError
+from mlxcel_nb.net.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from mlxcel_nb.runtime.worker import Worker
@@ -24,9 +25,14 @@ GRACE_S = 1.5
 
 
 class Inside:
-    """Whether the MLX thread is inside MLX, where, and since when. It alone sets this; any thread may look."""
+    """Whether the MLX thread is inside MLX, where, and since when. It alone sets this; any thread may look.
+
+    Attributes:
+        lost: set when a member is lost. It breaks what no cancel may break: the votes on going in.
+    """
 
     def __init__(self) -> None:
+        self.lost = Interrupt()
         self.where = ""
         self.since: float | None = None
 

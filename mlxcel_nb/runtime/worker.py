@@ -156,6 +156,7 @@ class Worker:
             self.broken = self.broken or error
             if self._epoch:
                 self.interrupt.set(error)
+            self.inside.lost.set(error)
         self._trouble()
 
     def _trouble(self) -> None:
@@ -200,8 +201,10 @@ class Worker:
             self._aborted = None
             self.broken = self._lost[1] if self._lost is not None and self._lost[0] == instance else None
             self.interrupt.clear()
+            self.inside.lost.clear()
             if self.broken is not None:
                 self.interrupt.set(self.broken)
+                self.inside.lost.set(self.broken)
 
     def leave(self) -> None:
         self.enter(0)
@@ -218,6 +221,7 @@ class Worker:
         finally:
             self._drop()
             self.interrupt.close()
+            self.inside.lost.close()
 
     def _turn(self) -> bool:
         """Take one command or one frame of the leader's. False when told to stop."""
@@ -346,6 +350,8 @@ class Worker:
     def _step(self, instance: Instance, step: Step) -> None:
         execution = self._executions.get(step.epoch)
         if execution is None:
+            instance.fabric.begin_step(step.epoch, step.step)
+            instance.collectives.decline(PeerAborted("left the request before", node=self.node_id))
             return
         self.enter(step.epoch)
         self.activity = "prefill" if step.prefill else "decode"
