@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from mlxcel_nb.cluster.collectives import OWN
+from mlxcel_nb.net.aio import ControlLink
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.worker import Worker
 
@@ -32,6 +34,16 @@ def worker_facts(worker: Worker) -> dict[str, Any]:
     elif stuck := worker.stuck:
         activity = error = f"stuck in {worker.inside.where}: {stuck}"
     return {"activity": activity, "progress": worker.progress, "error": error}
+
+
+def link_facts(witnesses: Mapping[str, ControlLink], worker: Worker) -> dict[str, dict[str, Any]]:
+    """By member: what its witness knows, and what the hot link beside it goes by, which may have moved to RDMA."""
+    instance = worker.instance
+    hot = {each.node: each.link for each in instance.fabric.links.values()} if instance is not None else {}
+    facts = {node: witness.info() for node, witness in witnesses.items()}
+    for node in facts.keys() & hot.keys():
+        facts[node] |= {"transport": hot[node].transport, "why": hot[node].why}
+    return facts
 
 
 def model_facts(worker: Worker, order: LoadOrder | None) -> dict[str, Any] | None:
