@@ -66,6 +66,8 @@ def table(name: str, result: dict[str, Any]) -> list[str]:
             for row in rows
         ),
         "",
+        *(f"* {key.replace('_', ' ')}: {value}" for key, value in result.items() if key not in {"what", "figures"}),
+        "",
     ]
 
 

@@ -31,7 +31,8 @@ STOPPED_S = 2.0
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Medians in microseconds, and ratios pair by pair: below 1, ours is faster."""
     pairs = PAIRS if not arguments.quick else 2
-    figures = [*two_ranks(pairs), *four_ranks(pairs)]
+    pair, profile = two_ranks(pairs)
+    figures = [*pair, *four_ranks(pairs)]
     lost = failures(pairs)
     return {
         "what": "all-reduce of float32 over loopback: ours, encrypted, against MLX's ring, in plaintext; microseconds",
@@ -40,11 +41,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "oversubscribed": "four ranks on two cores are" if _cores() < 4 else "no",
         "ours_from_arrays": "mx.eval of x * 0.5, the sum in its memory; the ring: mx.eval(all_sum(x * 0.5))",
         **lost,
+        **{f"profile_of_{size}_in_us": steps for size, steps in profile.items()},
         "figures": figures,
     }
 
 
-def two_ranks(pairs: int) -> list[dict[str, Any]]:
+def two_ranks(pairs: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The rows, and where the time of ours goes."""
     spin = "spin" if _cores() >= 2 else "block"
     rows = []
     with (
@@ -54,7 +57,14 @@ def two_ranks(pairs: int) -> list[dict[str, Any]]:
         for between in ("buffers", "MLX arrays"):
             for nbytes, count in COUNTS.items():
                 rows.append(_compare(f"2 ranks, {between}", ours, ring, nbytes, count, between, pairs))
-    return rows
+        profile = {
+            f"{nbytes // KIB} KiB": ", ".join(
+                f"{step} {took:.1f}"
+                for step, took in ours.run(do="profile", nbytes=nbytes, count=COUNTS[nbytes])["steps"].items()
+            )
+            for nbytes in (8 * KIB, 64 * KIB)
+        }
+    return rows, profile
 
 
 def four_ranks(pairs: int) -> list[dict[str, Any]]:
@@ -97,7 +107,7 @@ def failures(pairs: int) -> dict[str, Any]:
         for _ in range(pairs):
             with Ranks("ours", "benchmarks.sides.all_reduce_ours", 2, ["spin"], by_dialling, deadline_s=RUN_S) as ours:
                 for side in ours.sides:
-                    side.say({"until": "lost"})
+                    side.say({"do": "until_lost"})
                 time.sleep(0.3)  # well into their exchanges
                 ended = time.monotonic()
                 os.kill(ours.sides[1].pid, number)

@@ -87,8 +87,7 @@ class Ours(End):
 
     def receive(self, size: int, *, poll: bool) -> memoryview:
         self._received += 1
-        self._link.spin.most = WAIT_S if poll else MAX_SPIN_S
-        self._link.spin.now = WAIT_S if poll else min(self._link.spin.now, MAX_SPIN_S)
+        self._link.spin.most_s = WAIT_S if poll else MAX_SPIN_S
         got = self._link.recv_tensor(Tag(1, self._received, 0), deadline=time.monotonic() + WAIT_S).data
         assert len(got) == size
         return got

@@ -37,11 +37,11 @@ class Controls:
     """Messages in order of arrival."""
 
     def __init__(self) -> None:
-        self._kept: collections.deque[tuple[int, dict[str, Any]]] = collections.deque()
+        self.kept: collections.deque[tuple[int, dict[str, Any]]] = collections.deque()
         self._bytes = 0
 
     def __bool__(self) -> bool:
-        return bool(self._kept)
+        return bool(self.kept)
 
     def keep(self, message: dict[str, Any], size: int) -> None:
         """Hold a message that took `size` bytes on the wire.
@@ -49,14 +49,14 @@ class Controls:
         Raises:
             WireError: more than can be kept.
         """
-        self._kept.append((size + MESSAGE_BYTES, message))
+        self.kept.append((size + MESSAGE_BYTES, message))
         self._bytes += size + MESSAGE_BYTES
         if self._bytes > MAX_BYTES:
             raise WireError("more messages than can be kept")
 
     def next(self) -> dict[str, Any]:
         """The oldest message, which is no longer kept."""
-        size, message = self._kept.popleft()
+        size, message = self.kept.popleft()
         self._bytes -= size
         return message
 
@@ -66,14 +66,14 @@ class Controls:
         Raises:
             WireError: an abort without epoch and step.
         """
-        for kept in list(self._kept):
+        for kept in list(self.kept):
             size, message = kept
             if message.get("type") != "abort":
                 continue
             epoch, step = message.get("epoch"), message.get("step", -1)
             if not isinstance(epoch, int) or not isinstance(step, int):
                 raise WireError("an abort without epoch and step")
-            self._kept.remove(kept)
+            self.kept.remove(kept)
             self._bytes -= size
             if epoch > tag.epoch or (epoch == tag.epoch and (step < 0 or step >= tag.step)):
                 return _read(message, node)

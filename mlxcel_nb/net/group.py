@@ -67,7 +67,7 @@ class Group:
         self._peers = list(self._links.items())
         self._interrupt = interrupt
         self._way = way
-        self._spin = Spin(min((link.spin.most for link in links.values()), default=0.0))
+        self._spin = Spin(min((link.spin.most_s for link in links.values()), default=0.0))
         self._shapes: dict[tuple[str, tuple[int, ...]], Shape] = {}
 
     # -- collectives ------------------------------------------------------------------------------
@@ -169,35 +169,29 @@ class Group:
         """
         if self._interrupt is not None:
             self._interrupt.check()
-        name = tag.name
         legs: dict[int, Leg] = {}
         gathered = [mine] * self.size
         if shape.size > SHORT_BYTES:
             for rank, link in self._peers:
                 link.begin()
-                legs[rank] = Leg(link, link.outgoing([shape.head(name)[HEAD_BYTES:], own]))
+                legs[rank] = Leg(link, link.outgoing([shape.head(tag.encoded)[HEAD_BYTES:], own]))
         else:
-            head, moulds = shape.lay_out(name, own, self.size)
+            head, moulds = shape.lay_out(tag.encoded, own, self.size)
             for rank, link in self._peers:
                 link.begin()
                 if not link.put(moulds.out):
                     legs[rank] = Leg(link, link.outgoing([head[HEAD_BYTES:], own]))
-            until = self._spin.until()
             for rank, link in self._peers:
                 if rank in legs:
                     continue
-                if not link.take(moulds.ins[rank], head, until):
+                if not link.take(moulds.ins[rank], head, self._spin):
                     legs[rank] = Leg(link, sent=not link.wants_write)
                     continue
                 gathered[rank] = moulds.views[rank]
                 if link.wants_write and not link.pump_out(None):
                     legs[rank] = Leg(link, due=False)
-        if not legs:
-            self._spin.caught()
-        else:
-            if any(leg.out is None for leg in legs.values()):
-                self._spin.missed()
-            for rank, tensor in self._run(tag, legs, Patience(deadline), name).items():
+        if legs:
+            for rank, tensor in self._run(tag, legs, Patience(deadline), tag.name).items():
                 self._check(rank, tensor, shape.dtype, shape.dims if shape.kind else tensor.dims)
                 gathered[rank] = shape.view(tensor.data)
         return gathered
@@ -298,10 +292,19 @@ def send_to(
 
 
 def recv_from(
-    link: HotLink, tag: Tag, *, deadline: float | None = None, interrupt: Interrupt | None = None
+    link: HotLink,
+    tag: Tag,
+    *,
+    into: memoryview | None = None,
+    deadline: float | None = None,
+    interrupt: Interrupt | None = None,
 ) -> tuple[str, tuple[int, ...], memoryview]:
-    """Element type, shape and bytes of the tensor of `tag`; the bytes are valid until the next call on `link`."""
-    tensor = link.recv_tensor(tag, deadline=deadline, interrupt=interrupt)
+    """Element type, shape and bytes of the tensor of `tag`; the bytes are valid until the next call on `link`.
+
+    Args:
+        into: where the bytes shall go, as many as are due: memory of the caller's, such as an MLX array's own.
+    """
+    tensor = link.recv_tensor(tag, into=into, deadline=deadline, interrupt=interrupt)
     return tensor.dtype, tensor.dims, tensor.data
 
 

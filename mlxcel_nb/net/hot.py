@@ -65,13 +65,13 @@ class HotLink(Line):
     ) -> None:
         """Send one tensor of any size; large ones go in pieces."""
         self.begin()
-        data, name, out = bytes_of(buffer), tag.name, None
+        data, out = bytes_of(buffer), None
         shape = self._shape(dtype, tuple(dims), len(data))
-        if shape is None or not self.put(shape.lay_out(name, data, 1)[1].out):
-            out = self.outgoing(tensors.encode(dtype, dims, name, data))
+        if shape is None or not self.put(shape.lay_out(tag.encoded, data, 1)[1].out):
+            out = self.outgoing(tensors.encode(dtype, dims, tag.name, data))
         elif not self.wants_write:
             return
-        self._drive(out, deadline, interrupt, f"{self.node} to take tensor {name}")
+        self._drive(out, deadline, interrupt, f"{self.node} to take tensor {tag.name}")
 
     def recv_control(
         self, *, deadline: float | None = None, interrupt: Interrupt | None = None, what: str = "a message"
@@ -132,9 +132,9 @@ class HotLink(Line):
         self.begin()
         if interrupt is not None:
             interrupt.check()
-        name = tag.name
-        if self._usual is not None and (short := self._take_usual(self._usual, tag, name)) is not None:
+        if self._usual is not None and (short := self._take_usual(self._usual, tag)) is not None:
             return short
+        name = tag.name
         waiting = Patience(deadline)
         while (tensor := self.poll_tensor(tag, name)) is None:
             if interrupt is not None:
@@ -159,14 +159,12 @@ class HotLink(Line):
             shape = keep(self._shapes, Shape(dtype, dims, size))
         return shape if shape is not None and shape.size == size else None
 
-    def _take_usual(self, shape: Shape, tag: Tag, name: str) -> Tensor | None:
+    def _take_usual(self, shape: Shape, tag: Tag) -> Tensor | None:
         """The tensor of `tag`, if it has the usual shape and comes while it is polled for."""
-        head = shape.head(name)
+        head = shape.head(tag.encoded)
         moulds = shape.moulds.get(len(head)) or shape.add_moulds(len(head), 1)
-        if not self.take(moulds.ins[0], head, self.spin.until()):
-            self.spin.missed()
+        if not self.take(moulds.ins[0], head, self.spin):
             return None
-        self.spin.caught()
         if self._replies:
             self.pump_out(None)
         return Tensor(tag, shape.dtype, shape.dims, moulds.views[0])

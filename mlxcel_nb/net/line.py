@@ -20,6 +20,7 @@ from mlxcel_nb.net.controls import Abort, Controls
 from mlxcel_nb.net.inbox import TENSOR_CHANNEL, Inbox, Tensor
 from mlxcel_nb.net.link import Link
 from mlxcel_nb.net.outgoing import Outgoing
+from mlxcel_nb.net.spin import Spin
 from mlxcel_nb.net.stream import Stream
 from mlxcel_nb.net.tag import Tag
 from mlxcel_nb.util import times
@@ -228,24 +229,27 @@ class Line:
             self._tail = memoryview(bytes(frame[sent:]))  # the mould is wanted for the next peer
         return True
 
-    def take(self, mould: Mould, head: bytes, until: float = 0.0) -> bool:
+    def take(self, mould: Mould, head: bytes, spin: Spin) -> bool:
         """Receive into `mould` the tensor that `head` leads, if that is what comes next.
 
         False where it is not: the long way finds out why.
 
         Args:
-            until: a `time.perf_counter()` value to poll until.
+            spin: how long to poll for it; learns what came of it.
         """
         reader, frame, whole, got = self._reader, mould.frame, len(mould.frame), 0
-        if reader.bytes_pending or self._controls or not self._inbox.empty:
+        if reader.bytes_pending or self._controls.kept or not self._inbox.empty:
             return False
+        until = 0.0
         recv_into = self._sock.recv_into
         while got < whole:
             try:
                 count = recv_into(frame[got:] if got else frame)
             except BlockingIOError:
+                until = until or spin.until()
                 if time.perf_counter() < until:
                     continue
+                spin.missed()
                 break
             except OSError as error:
                 if got:
@@ -266,6 +270,8 @@ class Line:
             plain = reader.opener.decrypt(mould.length, mould.body, mould.plain)
             if mould.head == head:
                 self._inbox.passed()
+                if until:
+                    spin.caught()
                 return True
             other = reader.opener.frame(plain)
         except WireError as error:

@@ -61,17 +61,16 @@ class Shape:
         self._before = _FRAME_HEAD + nameless[: -_BEHIND - 1]
         self._behind = nameless[-_BEHIND:]
 
-    def head(self, name: str) -> bytes:
+    def head(self, name: bytes) -> bytes:
         """What leads the plaintext of such a tensor in one frame."""
-        encoded = name.encode()
-        return b"%b%c%b%b" % (self._before, len(encoded), encoded, self._behind)
+        return b"%b%c%b%b" % (self._before, len(name), name, self._behind)
 
     def add_moulds(self, lead: int, ranks: int) -> Moulds:
         ins = [Mould(lead, self.size) for _ in range(ranks)]
         moulds = self.moulds[lead] = Moulds(Mould(lead, self.size), ins, [self.view(mould.data) for mould in ins])
         return moulds
 
-    def lay_out(self, name: str, data: memoryview, ranks: int) -> tuple[bytes, Moulds]:
+    def lay_out(self, name: bytes, data: memoryview, ranks: int) -> tuple[bytes, Moulds]:
         """The tensor, ready to be sealed, and what leads it."""
         head = self.head(name)
         moulds = self.moulds.get(len(head)) or self.add_moulds(len(head), ranks)

@@ -1,8 +1,8 @@
 """How long to poll before blocking: as long as it pays. For the thread that owns a link; no I/O.
 
 Polling catches what comes within a moment without the cost of being woken up, if the one who sends it has a core of its
-own. Where it has not, this very polling keeps it from sending. So the time grows with every catch and shrinks with
-every miss.
+own. Where it has not, this very polling keeps it from sending. So whoever polls in vain a few times stops, and tries
+once in a while whether it pays again.
 """
 
 from __future__ import annotations
@@ -12,38 +12,45 @@ import time
 MAX_SPIN_S = 150e-6
 """Polling longer than this before blocking costs more than it gains when ranks share cores."""
 
-MIN_SPIN_S = 5e-6
-"""Less than this is not worth a second look at the clock."""
+CREDIT = 8
+"""What a row of catches earns ..."""
 
-TRY_AGAIN = 64
-"""Misses in a row after which the whole time is tried once more: the cores may be free again."""
+MISS_COSTS = 3
+"""... and a miss takes away: three in a row end it, one that stands alone does not."""
+
+TRY_EVERY = 64
+"""Without credit, one wait of so many is polled for: it may pay again."""
 
 
 class Spin:
-    """The time to poll for, in seconds.
+    """Whether to poll, and for how long.
 
     Args:
-        most: the longest; 0 never polls, as befits ranks that share cores.
+        most_s: the longest; 0 never polls, as befits ranks that share cores.
     """
 
-    def __init__(self, most: float) -> None:
-        self.most = most
-        self.now = most
-        self._missed = 0
+    __slots__ = ("_credit", "_polled", "_waits", "most_s")
+
+    def __init__(self, most_s: float) -> None:
+        self.most_s = most_s
+        self._credit = CREDIT
+        self._waits = 1
+        self._polled = False
 
     def until(self) -> float:
-        """A `time.perf_counter()` value to poll until; 0 where polling does not pay."""
-        return time.perf_counter() + self.now if self.now else 0.0
+        """Something that is waited for is not there: a `time.perf_counter()` value to poll until, at least once."""
+        now = time.perf_counter()
+        self._polled = bool(self.most_s) and (self._credit > 0 or not self._waits % TRY_EVERY)
+        if self._credit <= 0:
+            self._waits += 1
+        return now + self.most_s if self._polled else now
 
     def caught(self) -> None:
-        """Something came while it was polled for, or before."""
-        self._missed = 0
-        if self.now < self.most:
-            self.now = min(self.most, max(MIN_SPIN_S, 2 * self.now))
+        """It came while it was polled for."""
+        if self._polled and self._credit < CREDIT:
+            self._credit += 1
 
     def missed(self) -> None:
-        """Nothing came."""
-        self._missed += 1
-        self.now = self.now / 2 if self.now > 2 * MIN_SPIN_S else 0.0
-        if self._missed % TRY_AGAIN == 0:
-            self.now = self.most
+        """It did not."""
+        if self._polled and self._credit > 0:
+            self._credit = max(0, self._credit - MISS_COSTS)

@@ -62,6 +62,10 @@ CREDIT_BYTES = 4
 READ_BYTES = 256 << 10
 """What is asked of a socket at once, unless a larger frame has begun."""
 
+ALIGNMENT = 64
+"""Where a copy of a payload begins, and where what is added up begins, is a multiple of this. Copying between addresses
+that differ, modulo a page, by fewer bytes than a register holds is 15 times slower on some processors."""
+
 _FIRST_BUFFER = 64 << 10
 _HEAD = struct.Struct("!BI")
 _CIPHERS: dict[int, type[AESGCM | ChaCha20Poly1305]] = {1: AESGCM, 2: ChaCha20Poly1305}
@@ -186,13 +190,15 @@ class Sealer(_Direction):
         """Seal `parts`, `size` bytes together, behind the first `start` bytes of what goes out; where it ends."""
         begin = start + LENGTH_BYTES
         end = begin + size + TAG_BYTES
-        if size > len(self._plain):
-            self._plain = memoryview(bytearray(_room(size)))
+        if size + ALIGNMENT > len(self._plain):
+            self._plain = memoryview(bytearray(_room(size + ALIGNMENT)))
         if end > len(self._out):
             grown = memoryview(bytearray(_room(end)))
             grown[:start] = self._out[:start]
             self._out = grown
-        plain, out = self._plain, self._out
+        out = self._out
+        first = -(size - len(parts[-1])) % ALIGNMENT  # so that the last part, the data, is aligned
+        plain = self._plain[first : first + size]
         at = 0
         for part in parts:
             until = at + len(part)
@@ -201,7 +207,7 @@ class Sealer(_Direction):
         header = (size + TAG_BYTES).to_bytes(LENGTH_BYTES, "big")
         out[start:begin] = header
         nonce = (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
-        self._cipher.encrypt_into(nonce, plain[:size], header, out[begin:end])
+        self._cipher.encrypt_into(nonce, plain, header, out[begin:end])
         self._frames += 1
         self._ciphertext += size + TAG_BYTES
         return end

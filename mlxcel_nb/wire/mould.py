@@ -6,10 +6,7 @@ into it is used before the next.
 
 from __future__ import annotations
 
-from mlxcel_nb.wire.frames import LENGTH_BYTES, TAG_BYTES
-
-ALIGNMENT = 64
-"""The data begins at a multiple of this: arithmetic on it runs at full speed."""
+from mlxcel_nb.wire.frames import ALIGNMENT, LENGTH_BYTES, TAG_BYTES
 
 
 class Mould:

@@ -25,7 +25,7 @@ from mlxcel_nb.wire import quantised
 from mlxcel_nb.wire.compression import check_claim, compress, decompress
 from mlxcel_nb.wire.dtypes import DTYPES, DType, dtype_coded, dtype_named
 from mlxcel_nb.wire.fields import str8
-from mlxcel_nb.wire.frames import HEAD_BYTES, MAX_PAYLOAD, bytes_of
+from mlxcel_nb.wire.frames import ALIGNMENT, HEAD_BYTES, MAX_PAYLOAD, bytes_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -150,9 +150,11 @@ def payloads(
         yield list(views)
         return
     offset = 0
+    # The first piece is shorter by the header, so that all others begin where the data would be aligned: see `Sealer`.
+    header_bytes = sum(map(len, views[:-1]))
     while offset < total:
         piece: list[ReadableBuffer] = [_PART.pack(tensor_id, offset, total)]
-        room = part_bytes
+        room = full = part_bytes if offset or header_bytes >= part_bytes else _first_bytes(header_bytes, part_bytes)
         while room and views:
             taken, rest = views[0][:room], views[0][room:]
             piece.append(taken)
@@ -162,7 +164,12 @@ def payloads(
             else:
                 del views[0]
         yield piece
-        offset += part_bytes - room
+        offset += full - room
+
+
+def _first_bytes(header_bytes: int, part_bytes: int) -> int:
+    """Of a first piece: the header, and as much data as keeps what follows at a multiple of `ALIGNMENT`."""
+    return header_bytes + max(1, (part_bytes - header_bytes) // ALIGNMENT * ALIGNMENT)
 
 
 def decode(payload: memoryview, *, limit: int = MAX_TENSOR) -> tuple[TensorHeader, memoryview]:

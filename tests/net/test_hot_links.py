@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 from mlxcel_nb.errors import Cancelled, FrameError, PeerAborted, PeerLost, StepTimeout, WireError
 from mlxcel_nb.net.group import Group, Tag, recv_from, send_to
 from mlxcel_nb.net.hot import HotLink, Interrupt
+from mlxcel_nb.net.outgoing import Outgoing
 from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages, tensors
 from mlxcel_nb.wire.frames import Frame, Kind, close_reason
@@ -169,6 +171,58 @@ def test_what_an_older_step_left_is_dropped_and_a_newer_one_is_kept():
         with pytest.raises(StepTimeout):
             recv_from(b, Tag(2, 2, 1), deadline=soon(0.05))
         assert bytes(recv_from(b, Tag(3, 1, 1))[2]) == b"\3"
+
+
+@pytest.mark.parametrize("rekey_every", [None, 3])
+def test_what_comes_between_the_pieces_of_a_tensor_does_not_disturb_it(rekey_every):
+    """Pieces are decrypted where they belong, and so is whatever has the size of the piece that is due."""
+    piece = tensors.PART_BYTES + 20
+    fillers = [bytes([n]) * (piece - 8) for n in range(4)]
+    with hot_pair(rekey_every=rekey_every) as (a, b):
+        x = np.random.default_rng(0).integers(0, 256, 5 * tensors.PART_BYTES + 77, np.uint8)
+
+        def pieces(epoch: int) -> Iterator[Sequence]:
+            parts = tensors.payloads(tensors.encode("uint8", x.shape, Tag(epoch, 1, 1).name, x), epoch)
+            for n, part in enumerate(parts):
+                if 0 < n <= len(fillers):
+                    message = messages.pack({"f": fillers[n - 1]})
+                    assert len(message) == piece
+                    a._replies.extend([(Kind.CONTROL, 0, message), (Kind.PING, 0, b"12345678")])
+                yield part
+
+        def left():
+            given_up = Outgoing(Kind.TENSOR, 1, itertools.islice(pieces(1), 3))  # its step was left in the middle
+            a._drive(given_up, None, None, "")
+            a._drive(Outgoing(Kind.TENSOR, 1, pieces(2)), None, None, "")
+            a.recv_control()
+
+        def right():
+            got = np.frombuffer(recv_from(b, Tag(2, 1, 1))[2], np.uint8)
+            same = np.array_equal(got, x)
+            heard = [b.recv_control()["f"] for _ in range(2 + len(fillers))]
+            b.send_control({})
+            return same, heard
+
+        assert both(left, right)[1] == (True, fillers[:2] + fillers)
+
+
+@pytest.mark.parametrize("size", [1000, 3 * MB + 5])
+def test_a_tensor_can_be_received_into_memory_of_the_caller_s(size):
+    with hot_pair() as (a, b):
+        data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        mine = np.zeros(size, np.uint8)
+        for step in range(3):
+            send = threading.Thread(target=send_to, args=(a, Tag(1, step, 0), "uint8", data.shape, data))
+            send.start()
+            recv_from(b, Tag(1, step, 0), into=memoryview(mine))
+            send.join(10)
+            assert np.array_equal(mine, data)
+            mine[:] = 0
+        send = threading.Thread(target=send_to, args=(a, Tag(2, 0, 0), "uint8", data.shape, data))
+        send.start()
+        with pytest.raises(WireError, match=f"has {size} bytes, {size - 1} are due"):
+            recv_from(b, Tag(2, 0, 0), into=memoryview(mine)[1:])
+        send.join(10)
 
 
 # -- how a wait ends ----------------------------------------------------------------------------------
