@@ -13,6 +13,7 @@ import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,6 +148,8 @@ class Node:
         self._finding: Finding | None = None
         self._address: Address | None = None
         self._routers: set[ControlLink] = set()
+        self._controls: weakref.WeakSet[ControlLink] = weakref.WeakSet()
+        """Every control link that is open, whoever is at its other end; the loop holds on to those."""
         self._router_seen = time.monotonic()
         self._guarding: asyncio.Task[None] | None = None
         self._introductions: list[asyncio.Task[None]] = []
@@ -191,6 +194,8 @@ class Node:
             self.stopped.set()
 
     async def _stop(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()  # first: a peer that is told goodbye may knock again at once
         if self._guarding is not None:
             self._guarding.cancel()
         if self._finding is not None:
@@ -204,10 +209,8 @@ class Node:
             introduction.cancel()
         if self._pool is not None:
             await self._pool.close()
-        for link in list(self._routers):
+        for link in list(self._controls):
             link.close("node stops")
-        if self._listener is not None:
-            await self._listener.close()
 
     async def _guard(self) -> None:
         """An engine whose notebook is gone must not live on."""
@@ -341,9 +344,11 @@ class Node:
             self._routers.add(control)
 
     def _control(self, link: Link, *, measure: bool = False) -> ControlLink:
-        return ControlLink(
+        control = ControlLink(
             link, on_message=self._on_message, on_stream=self._on_stream, on_state=self._on_state, measure=measure
         )
+        self._controls.add(control)
+        return control
 
     def _on_stream(self, link: ControlLink, message: dict[str, Any]) -> None:
         """Nobody streams to a node of this kind."""
@@ -438,7 +443,7 @@ class Node:
             "surroundings": self._surroundings.report(),
             **status.worker_facts(worker),
             "requests": len(self._requests),
-            "links": {node: link.info() for node, link in self._holding.witnesses.links.items()},
+            "links": status.link_facts(self._holding.witnesses.links, worker),
             "peers": self._pool.info() if self._pool else {},
             "discovery": self._finding.info() if self._finding else None,
             "model": status.model_facts(worker, self._holding.order),

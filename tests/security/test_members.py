@@ -15,7 +15,7 @@ from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.layout import make_layout
 from mlxcel_nb.errors import HandshakeError, WireError, from_dict
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.net import hot
+from mlxcel_nb.net import controls
 from mlxcel_nb.net.dial import dial
 from mlxcel_nb.net.opening import MAX_FIRST_BYTES
 from mlxcel_nb.runtime import requests as requests_module
@@ -194,7 +194,7 @@ def test_a_first_message_is_small() -> None:
 
 def test_messages_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that talks and talks where a tensor is due."""
-    monkeypatch.setattr(hot, "CONTROL_BYTES", 100_000)
+    monkeypatch.setattr(controls, "MAX_BYTES", 100_000)
     with hot_pair() as (talker, listener):
         with contextlib.suppress(Exception):
             for _ in range(100):
