@@ -75,7 +75,8 @@ class Controls:
                 raise WireError("an abort without epoch and step")
             self.kept.remove(kept)
             self._bytes -= size
-            if epoch > tag.epoch or (epoch == tag.epoch and (step < 0 or step >= tag.step)):
+            # A rank that has left a collective does not come back in the same epoch: a step behind or not, it matters.
+            if epoch > tag.epoch or (epoch == tag.epoch and (step < 0 or step >= tag.step or "seq" in message)):
                 return _read(message, node)
         return None
 

@@ -54,6 +54,8 @@ class Group:
         StepTimeout: a rank made no progress.
         PeerAborted: a rank left the step for a reason of its own.
         WireError: a rank sent something else than this collective.
+
+    After any of these the ranks that remain go on in a later epoch.
     """
 
     def __init__(
