@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.harness import serve
 from benchmarks.sides.joining import hot_links
 from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.net import exchange
 from mlxcel_nb.net import group as group_module
 from mlxcel_nb.net.group import Group
 from mlxcel_nb.net.interrupt import Interrupt
@@ -50,7 +51,7 @@ class Steps:
     def around(self, link: Any) -> Iterator[None]:
         """While open, the clocks are in place; they reach into the product's insides, as a profiler does."""
         sock, lay_out, group = link._sock, Shape.lay_out, vars(group_module)
-        sum_into = group["sum_into"]
+        sum_into, wait = group["sum_into"], vars(exchange)["wait"]
         sealer, opener = link._sealer, link._reader.opener
         link._sock = SimpleNamespace(
             send=self.timed("send", sock.send), recv_into=self.timed("receive", sock.recv_into), fileno=sock.fileno
@@ -58,13 +59,14 @@ class Steps:
         sealer.seal_mould = self.timed("seal", sealer.seal_mould)
         opener.decrypt = self.timed("open", opener.decrypt)
         group["sum_into"] = self.timed("sum", sum_into)
+        vars(exchange)["wait"] = self.timed("sleep", wait)
         Shape.lay_out = self.timed("lay out", lay_out)  # type: ignore[method-assign]
         try:
             yield
         finally:
             link._sock = sock
             del sealer.seal_mould, opener.decrypt
-            group["sum_into"] = sum_into
+            group["sum_into"], vars(exchange)["wait"] = sum_into, wait
             Shape.lay_out = lay_out  # type: ignore[method-assign]
 
     def end(self, whole: float) -> None:
