@@ -214,7 +214,7 @@ def from_dict(data: dict[str, Any]) -> MlxcelError:
         value = data.get(key)
         return _printable(value) if isinstance(value, str) else None
 
-    kinds = {cls.code: cls for cls in _subclasses(MlxcelError)}
+    kinds = {cls.code: cls for cls in _subclasses(MlxcelError) if "code" in vars(cls)}
     cls = kinds.get(text("code") or "", MlxcelError)
     return cls(text("cause") or "unknown error", node=text("node"), advice=text("advice"))
 

@@ -42,3 +42,10 @@ def test_an_error_survives_the_wire_and_a_pickle() -> None:
         assert (type(same), str(same)) == (EngineLost, str(error))
     assert str(wrap(ValueError("first\nsecond"), "engine-0")) == "engine-0: ValueError: first"
     assert isinstance(wrap(ValueError(), "engine-0"), NodeFailed)
+
+
+def test_a_code_stands_for_the_class_that_gave_it() -> None:
+    class Special(ClusterError):
+        """Of one module's own, with its parent's code."""
+
+    assert type(from_dict(Special("no").to_dict())) is ClusterError
