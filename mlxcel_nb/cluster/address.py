@@ -29,6 +29,9 @@ class Address:
             _check_ipv6(self.host)
         elif not _HOST.fullmatch(self.host):
             raise ConfigError(f"{self.host!r} is not a host name or an IP address")
+        elif self.host.rpartition(".")[2].isdigit() and not _is_ipv4(self.host):
+            # No domain ends in a number, and systems disagree about what 10.1 or 010.0.0.1 means.
+            raise ConfigError(f"{self.host!r} is not an IPv4 address", advice="Write four numbers up to 255.")
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -87,6 +90,14 @@ def canonical_ip(ip: str) -> str:
     parsed = ipaddress.ip_address(ip)
     mapped = getattr(parsed, "ipv4_mapped", None)
     return str(mapped or parsed)
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_ipv6(host: str) -> bool:

@@ -7,6 +7,7 @@ slip is one line. Places in meshes are checked in `config_mesh`.
 from __future__ import annotations
 
 import ipaddress
+import posixpath
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
@@ -115,7 +116,8 @@ def _ports(cluster: Table, nodes: Sequence[Table]) -> Iterable[Mistake]:
 
 
 def _secrets(cluster: Table, _nodes: Sequence[Table]) -> Iterable[Mistake]:
-    if cluster["secret_file"] and cluster["secret_file"] == cluster["previous_secret_file"]:
+    one, other = cluster["secret_file"], cluster["previous_secret_file"]
+    if one and other and posixpath.normpath(one) == posixpath.normpath(other):
         what = "secret_file and previous_secret_file are one file"
         yield cluster.mistake(what, "Leave previous_secret_file out until the secret changes.", "previous_secret_file")
 

@@ -150,7 +150,9 @@ def from_flags(
     if node_id is None and asked == ROUTER:
         node_id = router_id()
     try:
-        check_name("it", node_id or "")
+        if node_id is None:
+            raise ConfigError("is missing", advice="Name this node, as in --node-id mac1.")
+        check_name("it", node_id)
     except ConfigError as error:
         mistakes.append(_mistake("--node-id", error, "Write 1 to 128 bytes of printable text, like mac1."))
     try:
@@ -273,6 +275,9 @@ def judge(plan: NodePlan, found: Mapping[str, Sequence[str]], own: frozenset[str
             mistakes.append(Mistake(where=where, what=_loopback_name(address.host, ips), mend=_MEND_LOOPBACK))
         if peer_id and ips:
             here = any(_loopback(ip) or canonical_ip(ip).partition("%")[0] in own for ip in ips)
+            if not here and _apart(plan, bind, ips):
+                what = f"{address.host} is {_family(ips[0])}, and this node's own address, {bind}, {_family(bind)}"
+                mistakes.append(Mistake(where=where, what=what, mend=_MEND_FAMILY))
             # One on this host comes from whichever address the system likes.
             sources[peer_id] = tuple(dict.fromkeys([*ips, *(sorted(own) if here else ())]))
     if mistakes:
@@ -281,6 +286,7 @@ def judge(plan: NodePlan, found: Mapping[str, Sequence[str]], own: frozenset[str
 
 
 _MEND_NAME = "Write its IP address, or let DNS or /etc/hosts know the name."
+_MEND_FAMILY = "Write addresses of one family for all nodes, or names that lead to both."
 _MEND_LOOPBACK = "Write its network address, or correct /etc/hosts; write 127.0.0.1 if all nodes are on this host."
 
 
@@ -312,6 +318,20 @@ def _spans_hosts(plan: NodePlan, bind: str) -> bool:
     """Whether anything in the plan is not on loopback. A router may listen on loopback: nobody dials it."""
     peers = any(not address.is_loopback for address in (*plan.peers.values(), *plan.strangers))
     return peers or bool(plan.role != ROUTER and bind and not plan.bind.is_wildcard and not _loopback(bind))
+
+
+def _apart(plan: NodePlan, bind: str, ips: Sequence[str]) -> bool:
+    """Whether a peer can be dialled only over the family that this node's address is not of.
+
+    It would be refused: a node is known by its address. A router is known by none, nor is who listens everywhere.
+    """
+    if not bind or plan.role == ROUTER or plan.bind.is_wildcard or _loopback(bind):
+        return False
+    return all(_family(ip) != _family(bind) for ip in ips)
+
+
+def _family(ip: str) -> str:
+    return f"IPv{ipaddress.ip_address(canonical_ip(ip)).version}"
 
 
 def _loopback_name(host: str, ips: Sequence[str]) -> str:

@@ -18,8 +18,9 @@ from mlxcel_nb.wire.beacon import EVERY_S, Beacon
 GONE_S = 5 * EVERY_S
 """A node, or a path to it, that has been silent this long is forgotten: Wi-Fi loses two broadcasts in a row easily."""
 
-TWO_ALIVE_MS = round(2 * EVERY_S * 1000)
-"""A former process of a node may have a beacon under way when the newer one starts, but none as late as this."""
+TWO_ALIVE_MS = round(EVERY_S / 2 * 1000)
+"""A former process of a node may have a beacon under way when the newer one starts, but none as late as this. Less than
+a beacon's period, so that who listens for five seconds is told."""
 
 MAX_NODES = 1024
 MAX_PROCESSES = 4

@@ -67,6 +67,7 @@ MISTAKES = [
     (cluster(A, port_range="9100-9110"), "line 6: node a: port 9000 is outside port_range, 9100-9110. Take one within, or widen port_range."),
     (cluster(A, model=""), 'line 3: [cluster]: model is empty, too long, or holds a control character. Write 1 to 4096 printable characters, like "smollm2-135m".'),
     (cluster(A, secret_file="s", previous_secret_file="s"), "line 4: [cluster]: secret_file and previous_secret_file are one file. Leave previous_secret_file out until the secret changes."),
+    (cluster(A, secret_file="s", previous_secret_file="./s"), "line 4: [cluster]: secret_file and previous_secret_file are one file. Leave previous_secret_file out until the secret changes."),
     (cluster(A, expert_parallel=True), "line 3: [cluster]: expert_parallel has nothing to spread experts over: tensor_parallel_size and data_parallel_size are 1. Set one of them to 2 or more, or leave expert_parallel out."),
     # Names.
     (cluster(A, name=""), 'line 3: [cluster]: name has 0 bytes of UTF-8; 1 to 128 are allowed. Write 1 to 128 bytes of printable text, like "lab".'),
@@ -86,6 +87,7 @@ MISTAKES = [
     (cluster(node("a", "0.0.0.0:1")), "line 5: node a: 0.0.0.0 means every interface, and nobody can dial it. Write the address by which the other hosts reach it."),
     (cluster(node("a", "239.1.2.3:1")), "line 5: node a: 239.1.2.3 is a multicast address. Write the address of one host."),
     (cluster(node("a", "[fe80::1]:1")), "line 5: node a: fe80::1 is link-local and lacks its interface, as in [fe80::1%en0]:9000. Write the address of one host."),
+    (cluster(node("a", "10.0.0.256:1")), "line 5: node a: address '10.0.0.256' is not an IPv4 address. Write four numbers up to 255."),
     # Roles.
     (cluster(node("a", "h:1", role="prefil")), "line 6: node a: role 'prefil' is not a role. Perhaps prefill?"),
     (cluster(node("a", "h:1", role="pp")), "line 6: node a: role 'pp' is not a role. Perhaps pipeline?"),

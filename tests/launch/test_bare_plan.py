@@ -134,6 +134,25 @@ def test_a_peer_on_this_host_may_come_from_any_of_its_addresses() -> None:
     assert set(found.sources["b"]) == OWN
 
 
+@pytest.mark.parametrize(
+    ("h1", "h2", "refused"),
+    [
+        (["10.0.0.1"], ["fd00::2"], "node b: h2 is IPv6, and this node's own address, 10.0.0.1, IPv4. Write addresses"),
+        (["fd00::1"], ["10.0.0.2"], "node b: h2 is IPv4, and this node's own address, fd00::1, IPv6. Write addresses"),
+        (["10.0.0.1"], ["10.0.0.2", "fd00::2"], ""),
+        (["10.0.0.1"], ["::ffff:10.0.0.2"], ""),
+    ],
+)
+def test_a_peer_elsewhere_has_an_address_of_this_nodes_family(h1: list[str], h2: list[str], refused: str) -> None:
+    """A link over the other family would come from an address that the file does not have for this node."""
+    if not refused:
+        assert where(h1, h2).sources["b"] == tuple(h2)
+        return
+    with pytest.raises(ConfigError) as caught:
+        where(h1, h2)
+    assert refused in str(caught.value)
+
+
 def test_a_plan_on_loopback_is_one_host() -> None:
     ips = {"localhost": ["::1", "127.0.0.1"], "127.0.0.1": ["127.0.0.1"]}
     found = judge(plan(two("localhost:9000", "127.0.0.1:9001")), ips, OWN)

@@ -114,6 +114,14 @@ def test_two_live_processes_with_one_id_are_told_of_and_do_not_alternate() -> No
     assert ear.only.rivals == 1
 
 
+def test_who_listens_for_five_seconds_hears_of_two_live_processes() -> None:
+    """Beacons come every 2 s; the worst case is that one process has just sent when the listening begins."""
+    ear = Ear()
+    for at, name in ((0.0, b"x"), (1.9, b"y"), (2.0, b"x"), (3.9, b"y"), (4.0, b"x")):
+        ear.hear(replace(ONE, incarnation=name * 16), at=at)
+    assert ear.only.rivals == 1
+
+
 def test_a_node_that_crashes_at_each_start_shows_its_latest_process() -> None:
     ear = Ear()
     for start in range(3 * MAX_PROCESSES):
