@@ -101,13 +101,14 @@ class PingReport:
         listens = f", listens on {peer.data_addr}" if peer.data_addr else ""
         versions = ", ".join(f"{name} {version}" for name, version in sorted(peer.versions.items()))
         extremes = (min(self.round_trips_s), self.median_s, max(self.round_trips_s))
+        count = len(self.round_trips_s)
         trips = " / ".join(_time(seconds) for seconds in extremes)
         found = [
             f"{peer.node_id} ({peer.role}) of cluster {self.cluster} at {peer.where}{listens}",
             f"versions: {versions or 'not told'}",
             f"{self.cipher}, connected in {_time(self.connect_s)}"
             + (f", this side shaped to {self.shape}" if self.shape else ""),
-            f"{len(self.round_trips_s)} pings of {self.size} bytes: {trips} (least, median, most)"
+            f"{count} ping{'s' if count > 1 else ''} of {self.size} bytes: {trips} (least, median, most)"
             + (f", {_rate(self.bytes_per_s)}" if self.size else ""),
         ]
         differing = peer.version_differences()
@@ -302,6 +303,8 @@ def _drop(*_: object) -> None:
 
 
 def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
     return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 

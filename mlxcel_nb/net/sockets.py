@@ -41,6 +41,8 @@ _OFFLINE = {
     errno.ETIMEDOUT: "no answer",
 }
 
+_OTHER_NAME = "Check the spelling, or write its IP address."
+
 
 def tune(sock: socket.socket) -> None:
     """Set what every data-plane connection has: no delay, non-blocking, dead peers noticed by the kernel as well."""
@@ -141,7 +143,7 @@ async def connect(address: Address, *, node: str | None = None) -> socket.socket
     try:
         lookups = Lookups(address.host, address.port)
     except OSError as error:
-        raise offline(address, _why(error, address), node=node) from None
+        raise offline(address, *_why(error, address), node=node) from None
     try:
         while lookups.running or lookups or attempts:
             if lookups:
@@ -159,14 +161,14 @@ async def connect(address: Address, *, node: str | None = None) -> socket.socket
         lookups.cancel()
         await _discard(attempts)
     tried = [error for error in failures if not isinstance(error, socket.gaierror)] or failures
-    raise offline(address, _why(tried[-1], address) if tried else "the name has no address", node=node)
+    why = _why(tried[-1], address) if tried else ("the name has no address", _OTHER_NAME)
+    raise offline(address, *why, node=node)
 
 
-def offline(address: Address, why: str, *, node: str | None = None) -> PeerLost:
+def offline(address: Address, why: str, mend: str = "", *, node: str | None = None) -> PeerLost:
     """The error for a host that does not answer at all."""
-    return PeerLost(
-        f"host {address} is offline: {why}", node=node, advice="Check that the node runs and that the port is right."
-    )
+    mend = mend or "Check that the node runs and that the port is right."
+    return PeerLost(f"host {address} is offline: {why}", node=node, advice=mend)
 
 
 async def _attempt(family: socket.AddressFamily, sockaddr: SockAddr) -> socket.socket:
@@ -192,16 +194,17 @@ async def _discard(attempts: set[asyncio.Task[socket.socket]]) -> None:
             result.close()
 
 
-def _why(error: BaseException | None, address: Address) -> str:
+def _why(error: BaseException | None, address: Address) -> tuple[str, str]:
+    """The cause, and the mend where it is not the usual one."""
     if "%" in address.host and isinstance(error, OSError) and error.errno != errno.ECONNREFUSED:
         zone = address.host.partition("%")[2]
         if zone not in {name for _, name in socket.if_nameindex()} and not zone.isdigit():
-            return f"this host has no interface {zone}"
+            return f"this host has no interface {zone}", "Behind % stands an interface of the host that dials."
     if address.host.lower().startswith("fe80:") and "%" not in address.host:
-        return "a link-local address needs the interface, as in fe80::1%eth0"
+        return "a link-local address needs the interface", "Write it as in [fe80::1%eth0]:9000."
     if isinstance(error, socket.gaierror):
         asked = error.errno in {socket.EAI_AGAIN, socket.EAI_FAIL}
-        return f"the name {'cannot be looked up' if asked else 'is not known'} ({error.strerror})"
+        return f"the name {'cannot be looked up' if asked else 'is not known'} ({error.strerror})", _OTHER_NAME
     if isinstance(error, OSError):
-        return _OFFLINE.get(error.errno or 0, error.strerror or str(error))
-    return str(error)
+        return _OFFLINE.get(error.errno or 0, error.strerror or str(error)), ""
+    return str(error), ""

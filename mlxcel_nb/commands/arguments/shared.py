@@ -47,7 +47,7 @@ def shape(text: str) -> LinkShape:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-count = _number(int, 1, 2**31 - 1, "a whole number from 1")
+count = _number(int, 1, 2**31 - 1, "a whole number from 1 to 2147483647")
 seconds = _number(float, 0.001, 86400, "a time in seconds")
 size = _number(int, 0, 2**20, "a size from 0 to 1048576 bytes")
 
