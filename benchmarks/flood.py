@@ -24,8 +24,8 @@ from benchmarks.sides.guarded import CLUSTER
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret, random_secret
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.wire.handshake import Identity
 
 STRANGERS = 2000

@@ -15,12 +15,12 @@ import numpy as np
 from benchmarks.harness import serve
 from benchmarks.sides.joining import hot_links
 from mlxcel_nb.errors import MlxcelError
-from mlxcel_nb.net import exchange
-from mlxcel_nb.net import group as group_module
-from mlxcel_nb.net.group import Group
-from mlxcel_nb.net.interrupt import Interrupt
-from mlxcel_nb.net.shape import Shape
-from mlxcel_nb.net.tag import Tag
+from mlxcel_nb.net.collectives import exchange
+from mlxcel_nb.net.collectives import group as group_module
+from mlxcel_nb.net.collectives.group import Group
+from mlxcel_nb.net.hot.interrupt import Interrupt
+from mlxcel_nb.net.hot.moulds import Shape
+from mlxcel_nb.net.hot.tag import Tag
 
 DEADLINE_S = 2.0
 WARM = 20

@@ -17,9 +17,9 @@ import psutil
 
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.wire.handshake import Identity
 
 CLUSTER = "guarded"

@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.harness import serve
 from benchmarks.sides.joining import hot_links
-from mlxcel_nb.net.hot import MAX_SPIN_S, HotLink
-from mlxcel_nb.net.tag import Tag
+from mlxcel_nb.net.hot.hot_link import MAX_SPIN_S, HotLink
+from mlxcel_nb.net.hot.tag import Tag
 
 WAIT_S = 60.0
 WARM = 20

@@ -24,12 +24,12 @@ from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import parse_links
 from mlxcel_nb.errors import MlxcelError
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
-from mlxcel_nb.net.tag import Tag
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.hot.tag import Tag
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.wire.frames import Sealer
 from mlxcel_nb.wire.handshake import Identity
 

@@ -19,10 +19,10 @@ from mlxcel_nb.cluster.paths import way
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.errors import ClusterError, PeerLost, StepTimeout
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.interfaces import probe
-from mlxcel_nb.net.link import Link, local_address
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.interfaces.probe import probe
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link, local_address
 from mlxcel_nb.runtime.protocol import field
 from mlxcel_nb.util import times
 from mlxcel_nb.util.loop import LoopThread

@@ -1,7 +1,7 @@
 """Where a node can be reached: its host, its listener, and the host's interfaces with their addresses. Pure.
 
-`net/interfaces.py` finds these facts on the spot; nodes tell them as a `Place`; `cluster/paths.py` derives the ways
-between two places. What is read from a peer's `Place` is its word: a wrong one costs a connection attempt, which the
+`net/interfaces/probe.py` finds these facts on the spot; nodes tell them as a `Place`; `cluster/paths.py` derives the
+ways between two places. What is read from a peer's `Place` is its word: a wrong one costs a connection attempt, which the
 handshake ends.
 """
 

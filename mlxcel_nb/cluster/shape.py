@@ -1,7 +1,7 @@
 """What a link is made to be like: `--link 5ms,1Gbit`, `--link 0-3:40ms`. Pure; any thread may call.
 
-A `LinkShape` says what happens to what is *sent* over one link; `net.shaping` makes it happen. The texts come from
-users: whatever cannot be read is a `ConfigError` that shows how to write it.
+A `LinkShape` says what happens to what is *sent* over one link; `net.shaping.relay` makes it happen. The texts come
+from users: whatever cannot be read is a `ConfigError` that shows how to write it.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from mlxcel_nb.commands.session import Session
 from mlxcel_nb.display.network import discovered_view
 from mlxcel_nb.display.view import View, note
 from mlxcel_nb.errors import ClusterError, SecretError, StepTimeout
-from mlxcel_nb.net import discovery
-from mlxcel_nb.net.ping import CLUSTER, VISITOR_ROLE
+from mlxcel_nb.net.discovery import beacons as discovery
+from mlxcel_nb.net.measuring.ping import CLUSTER, VISITOR_ROLE
 from mlxcel_nb.util.loop import LoopThread
 
 SLACK_S = 10.0

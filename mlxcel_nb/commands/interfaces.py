@@ -8,7 +8,7 @@ import json
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.display.interfaces import interfaces_view, to_dict
 from mlxcel_nb.display.view import View, note
-from mlxcel_nb.net.interfaces import probe
+from mlxcel_nb.net.interfaces.probe import probe
 
 
 def interfaces(args: argparse.Namespace, context: Context) -> None:

@@ -13,7 +13,7 @@ from mlxcel_nb.commands.console import Console
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.display.view import View, note
 from mlxcel_nb.errors import PeerLost, Refused, SecretError
-from mlxcel_nb.net import ping as logic
+from mlxcel_nb.net.measuring import ping as logic
 from mlxcel_nb.util.loop import LoopThread
 
 PING_S = 60.0

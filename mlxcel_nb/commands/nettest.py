@@ -12,13 +12,16 @@ from typing import Any
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.config import load_config
 from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
+from mlxcel_nb.cluster.shape import Shapes, parse_links
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.parser import UsageProblem
 from mlxcel_nb.display.heatmap import mesh_view
 from mlxcel_nb.display.view import View, note
 from mlxcel_nb.errors import ConfigError, SecretError, StepTimeout
-from mlxcel_nb.net import discovery, measuring, nettest
-from mlxcel_nb.net.mesh import Mesh
+from mlxcel_nb.net.discovery import beacons as discovery
+from mlxcel_nb.net.measuring import all_pairs as nettest
+from mlxcel_nb.net.measuring import pair as measuring
+from mlxcel_nb.net.measuring.mesh import HERE, Mesh
 from mlxcel_nb.util.loop import LoopThread
 
 LISTEN_S = 5.0
@@ -33,12 +36,13 @@ REST_S = 60.0
 
 @dataclass(frozen=True)
 class _Whom:
-    """The cluster to be tested. `untold` are nodes whose addresses only beacons tell."""
+    """The cluster to be tested. `untold` are nodes whose addresses only beacons tell, `shapes` for links from here."""
 
     cluster: str
     secrets: list[Secret]
     nodes: Mapping[str, Sequence[Address]]
     untold: tuple[str, ...] = ()
+    shapes: Shapes | None = None
 
 
 def test(args: argparse.Namespace, context: Context) -> int:
@@ -71,7 +75,9 @@ async def _test(whom: _Whom, suite: str, effort: nettest.Effort, update: Any) ->
         found = await discovery.discover(whom.cluster, whom.secrets, seconds=LISTEN_S)
         announced = {node.node_id: node.addresses for node in found.nodes}
         nodes = {node: nodes[node] or announced.get(node, ()) for node in nodes}
-    return await nettest.measure_mesh(nodes, whom.cluster, whom.secrets, suite=suite, effort=effort, on_progress=update)
+    return await nettest.measure_mesh(
+        nodes, whom.cluster, whom.secrets, suite=suite, effort=effort, shapes=whom.shapes, on_progress=update
+    )
 
 
 def _wait(testing: concurrent.futures.Future[Mesh], within_s: float) -> None:
@@ -88,7 +94,8 @@ def _own(args: argparse.Namespace, context: Context) -> _Whom:
         raise UsageProblem("a secret file belongs to --config", advice="Without it, this notebook's cluster is tested.")
     cluster = context.session.get(args.cluster).cluster
     nodes = {node.node_id: [node.address] for node in cluster.nodes}
-    return _Whom(cluster.name, [cluster.secret], nodes)
+    links = parse_links(cluster.link, list(nodes))
+    return _Whom(cluster.name, [cluster.secret], nodes, shapes=links.seen_from(HERE))
 
 
 def _from_file(args: argparse.Namespace) -> _Whom:

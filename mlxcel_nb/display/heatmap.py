@@ -1,4 +1,4 @@
-"""What `net test` measured: who reaches whom how fast, as heat maps. Pure: from a `net.mesh.Mesh` to a `view.View`.
+"""What `net test` measured: who reaches whom how fast, as heat maps. Pure: a `net.measuring.mesh.Mesh` in, a `View` out.
 
 Three things tell how a pair does beside its colour: the figure itself, a bar of five heights, and a mark where
 something is wrong. The colour is one hue over the page's own background, so text stays readable in light and dark.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlxcel_nb.display.view import DIM, FG, FONT, INDENT, LINE, TABULAR, View, stack, table
-from mlxcel_nb.net.mesh import HERE, Mesh, Pair, rate_text, summary, trip_text, warnings
+from mlxcel_nb.net.measuring.mesh import HERE, Mesh, Pair, rate_text, summary, trip_text, warnings
 from mlxcel_nb.wire.fields import printable
 
 BARS = "▁▃▅▆▇"

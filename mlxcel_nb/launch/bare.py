@@ -24,9 +24,9 @@ from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.errors import SecretError
 from mlxcel_nb.launch.bare_plan import NodePlan, Whereabouts, hosts, judge
 from mlxcel_nb.models.blas import load_fast_blas
-from mlxcel_nb.net.addresses import is_numeric
-from mlxcel_nb.net.interfaces import own_addresses
-from mlxcel_nb.net.resolver import resolve
+from mlxcel_nb.net.interfaces.probe import own_addresses
+from mlxcel_nb.net.links.addresses import is_numeric
+from mlxcel_nb.net.links.resolver import resolve
 
 LOOKUP_S = 10.0
 """For all names of a plan, looked up at once: above what a resolver takes to give up on one silent server."""

@@ -249,7 +249,7 @@ def judge(plan: NodePlan, found: Mapping[str, Sequence[str]], own: frozenset[str
 
     Args:
         found: IP addresses for each of `hosts(plan)`; none where the name is not known.
-        own: this host's addresses, as `net.interfaces.own_addresses` gives them.
+        own: this host's addresses, as `net.interfaces.probe.own_addresses` gives them.
 
     Raises:
         ConfigError: a name that leads nowhere or to this host alone, or an address that is another host's.

@@ -52,7 +52,9 @@ def _run_node(guard: OrphanGuard, blas: str) -> StartNode:
         told = {**asdict(request), "links": parse_links(request.links)}
         node = Node(NodeConfig(**told, blas=blas), secret)
         if request.links:
-            guard.before_end(importlib.import_module("mlxcel_nb.net.shaping").settle)  # after the node's farewells
+            guard.before_end(
+                importlib.import_module("mlxcel_nb.net.shaping.relay").settle
+            )  # after the node's farewells
         guard.before_end(node.stop)
         return node.start()
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.errors import WireError
-from mlxcel_nb.net.group import Group, Tag, recv_from, send_to
-from mlxcel_nb.net.hot import HotLink, Interrupt
+from mlxcel_nb.net.collectives.group import Group, Tag, recv_from, send_to
+from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
 
 _WIRE_NAMES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
 _MLX_TYPES = {name: dtype for dtype, name in _WIRE_NAMES.items()}

@@ -14,9 +14,9 @@ from mlxcel_nb.cluster.membership import Change as StateChange
 from mlxcel_nb.cluster.membership import State
 from mlxcel_nb.cluster.places import PREFERENCE, WIRED
 from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.net.discovery import Announcement, Beacons
-from mlxcel_nb.net.pool import Pool
-from mlxcel_nb.net.sightings import Change, Event, Sighting
+from mlxcel_nb.net.discovery.beacons import Announcement, Beacons
+from mlxcel_nb.net.discovery.sightings import Change, Event, Sighting
+from mlxcel_nb.net.pool.pool import Pool
 from mlxcel_nb.runtime.surroundings import Surroundings
 from mlxcel_nb.util.log import get_logger
 

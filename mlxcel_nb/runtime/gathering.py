@@ -14,9 +14,9 @@ from mlxcel_nb.cluster.paths import TITLES, Path
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import MlxcelError, Refused
-from mlxcel_nb.net.addresses import normal_ip
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.link import Link, local_address
+from mlxcel_nb.net.links.addresses import normal_ip
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link, local_address
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.util import times

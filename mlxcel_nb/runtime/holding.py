@@ -14,9 +14,9 @@ from typing import Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import Cancelled, ClusterError
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.hot import MAX_SPIN_S, HotLink
-from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.hot.hot_link import MAX_SPIN_S, HotLink
+from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.runtime.gathering import Pair
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.rendezvous import Rendezvous

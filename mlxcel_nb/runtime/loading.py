@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from mlxcel_nb.cluster.transports import RDMA_BIT
 from mlxcel_nb.models.loading import LoadProgress, Part, load_part
-from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.interrupt import Interrupt
+from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.hot.interrupt import Interrupt
 from mlxcel_nb.net.ucx.agree import agree
 from mlxcel_nb.runtime import collectives
 from mlxcel_nb.runtime.execution import Instance

@@ -1,7 +1,7 @@
 """What a node does when it is asked how fast its way to another is, and when another measures the way to it.
 
 On the node's loop; the measuring itself blocks on a thread of its own for each link. Only a router and a visitor of
-the command line may order one, a node makes one at a time, and `net.measuring` bounds what each costs.
+the command line may order one, a node makes one at a time, and `net.measuring.pair` bounds what each costs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from mlxcel_nb.cluster.address import Address, parse_address
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import Busy, ConfigError, MlxcelError, PeerLost, WireError
-from mlxcel_nb.net import measuring
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.measuring import pair as measuring
 from mlxcel_nb.runtime.protocol import field
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger

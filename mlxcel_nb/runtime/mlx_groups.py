@@ -36,7 +36,7 @@ from mlxcel_nb.cluster.collectives import (
     settings,
 )
 from mlxcel_nb.errors import Cancelled, ClusterError, ConfigError, MlxcelError, NodeFailed, PeerAborted, PeerLost
-from mlxcel_nb.net.addresses import normal_ip
+from mlxcel_nb.net.links.addresses import normal_ip
 from mlxcel_nb.runtime.fabric import Fabric
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.stuck import Inside

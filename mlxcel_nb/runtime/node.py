@@ -26,15 +26,16 @@ from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.cluster.transports import HostFacts
 from mlxcel_nb.errors import ClusterError, MlxcelError, WireError
-from mlxcel_nb.net import measuring, pool
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.discovery import Announcement
-from mlxcel_nb.net.interfaces import probe
-from mlxcel_nb.net.introduction import introduced
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
-from mlxcel_nb.net.pool import Pool
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.discovery.beacons import Announcement
+from mlxcel_nb.net.interfaces.probe import probe
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.introduction import introduced
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.listener import Listener
+from mlxcel_nb.net.measuring import pair as measuring
+from mlxcel_nb.net.pool import pool
+from mlxcel_nb.net.pool.pool import Pool
 from mlxcel_nb.runtime import status
 from mlxcel_nb.runtime.finding import Finding
 from mlxcel_nb.runtime.gathering import Pair, gather_links

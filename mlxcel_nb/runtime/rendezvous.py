@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from mlxcel_nb.errors import PeerLost
-from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.links.link import Link
 
 Key = tuple[str, str, str]
 """Instance, peer's node id, kind of link ("hot" or "witness")."""

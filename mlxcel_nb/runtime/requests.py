@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlxcel_nb.errors import Busy, Cancelled, WireError
-from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.runtime.protocol import GenerateOrder, failed_end
 from mlxcel_nb.runtime.worker import Generate, Worker
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxcel_nb.cluster.collectives import OWN
-from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.worker import Worker
 

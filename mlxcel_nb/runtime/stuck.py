@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mlxcel_nb.cluster.collectives import RESTART
 from mlxcel_nb.errors import ClusterError, MlxcelError
-from mlxcel_nb.net.interrupt import Interrupt
+from mlxcel_nb.net.hot.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from mlxcel_nb.runtime.worker import Worker

@@ -15,8 +15,8 @@ from typing import Any
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.places import Place, numeric, published
 from mlxcel_nb.cluster.transports import RDMA_BIT, TCP_BIT, HostFacts, advise
-from mlxcel_nb.net import interfaces
-from mlxcel_nb.net.aio import ControlLink
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.interfaces import probe as interfaces
 from mlxcel_nb.net.ucx import library as ucx
 
 ANSWER_S = 2 * interfaces.WAIT_S

@@ -14,8 +14,8 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address, parse_address
 from mlxcel_nb.errors import MlxcelError, PeerLost
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mlxcel_nb import errors
 from mlxcel_nb.errors import MlxcelError, PeerAborted, PeerLost, StepTimeout, WireError
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.net.hot import HotLink, Interrupt
+from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Step, failed_end
 from mlxcel_nb.runtime.protocol import field as message_field
 from mlxcel_nb.runtime.stuck import GRACE_S, Inside

@@ -2,7 +2,7 @@
 in words.
 
 An encoding is worth its while when what it takes off the link is more than what it costs both processors. Pure; the
-figures come from whoever has measured them: the link's from a net test, the processor's from `net.rates`.
+figures come from whoever has measured them: the link's from a net test, the processor's from `net.measuring.rates`.
 """
 
 from __future__ import annotations

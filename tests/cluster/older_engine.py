@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from mlxcel_nb.launch import engine
-from mlxcel_nb.net import link
+from mlxcel_nb.net.links import link
 from mlxcel_nb.util.versions import local_versions
 
 if sys.argv[3] == "engine-1":

@@ -11,6 +11,7 @@ import pytest
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.shape import parse_link
 from mlxcel_nb.commands import nettest, parser, tree
 from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.dispatch import Context
@@ -54,7 +55,8 @@ def context(*names: str) -> Context:
     for name in names:
         node = SimpleNamespace(node_id="engine-0", address=Address("127.0.0.1", 1))
         secret = Secret(b"of the notebook's own")
-        session._held[name] = Held(SimpleNamespace(name=name, secret=secret, nodes=[node], stop=lambda: None))
+        cluster = SimpleNamespace(name=name, secret=secret, nodes=[node], link=("5ms",), stop=lambda: None)
+        session._held[name] = Held(cluster)
     return Context(TerminalConsole(io.StringIO(), io.StringIO()), session)
 
 
@@ -62,6 +64,7 @@ def test_a_notebook_tests_its_own_cluster_unless_a_file_is_given(key: Path, tmp_
     whom = nettest._own(given("", Where.MAGIC), context("lab"))
     assert (whom.cluster, whom.secrets) == ("lab", [Secret(b"of the notebook's own")])
     assert whom.nodes == {"engine-0": [Address("127.0.0.1", 1)]}
+    assert whom.shapes is not None and whom.shapes("engine-0") == parse_link("5ms"), "as the router's own links"
     with pytest.raises(ClusterError, match="cluster start"):
         nettest._own(given("", Where.MAGIC), context())
     with pytest.raises(UsageProblem, match="--config"):
@@ -113,7 +116,7 @@ def test_a_pair_that_failed_is_exit_status_one(
         on_progress(0, 2, "a to b")
         return mesh(2, **error)
 
-    monkeypatch.setattr("mlxcel_nb.net.nettest.measure_mesh", measured)
+    monkeypatch.setattr("mlxcel_nb.net.measuring.all_pairs.measure_mesh", measured)
     out = io.StringIO()
     asked = Context(TerminalConsole(out, io.StringIO()), context().session)
     assert nettest.test(given(f"--config {file(tmp_path)} --json"), asked) == status

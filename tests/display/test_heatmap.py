@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from mlxcel_nb.display.heatmap import BARS, mesh_view
-from mlxcel_nb.net.mesh import HERE, Pair
+from mlxcel_nb.net.measuring.mesh import HERE, Pair
 from tests.net.test_mesh import GIGABIT, figures, mesh
 
 

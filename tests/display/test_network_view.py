@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.display.network import discovered_view
-from mlxcel_nb.net.discovery import Findings
-from mlxcel_nb.net.sightings import Heard, Sighting
+from mlxcel_nb.net.discovery.beacons import Findings
+from mlxcel_nb.net.discovery.sightings import Heard, Sighting
 
 NODE = Sighting(
     node_id="mac-1", role="hybrid", incarnation=b"\xab" * 16, addresses=(Address("10.0.0.1", 9000),),

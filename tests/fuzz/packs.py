@@ -6,7 +6,7 @@ import contextlib
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import MlxcelError, WireError
-from mlxcel_nb.net.link import read_first_message
+from mlxcel_nb.net.links.link import read_first_message
 from mlxcel_nb.wire import messages
 from tests.fuzz.script import check_words
 

@@ -8,7 +8,7 @@ import functools
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from mlxcel_nb.errors import MlxcelError
-from mlxcel_nb.net.tag import Tag
+from mlxcel_nb.net.hot.tag import Tag
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.credits import INITIAL, ReceiveCredits, SendCredits
 from mlxcel_nb.wire.frames import MAX_FRAMES, Frame, FrameReader, Kind, Opener, close_reason, credit_count

@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from mlxcel_nb.models.arrays import as_bytes, from_bytes, wire_name
 from mlxcel_nb.models.cache_state import Landings, describe, restore
-from mlxcel_nb.net.tag import Tag
+from mlxcel_nb.net.hot.tag import Tag
 from mlxcel_nb.wire.dtypes import DTYPES
 from mlxcel_nb.wire.frames import FrameReader, Kind, Opener, Sealer
 from mlxcel_nb.wire.keys import DirectionKeys

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from mlxcel_nb.errors import MlxcelError
-from mlxcel_nb.net import collectives
-from mlxcel_nb.net.group import Group, Tag
-from mlxcel_nb.net.hot import HotLink, Interrupt
-from mlxcel_nb.net.summing import Array, narrow, widen
+from mlxcel_nb.net.collectives import ways as collectives
+from mlxcel_nb.net.collectives.group import Group, Tag
+from mlxcel_nb.net.collectives.summing import Array, narrow, widen
+from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
 from tests.net.rank import join, tell
 
 TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}

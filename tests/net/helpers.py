@@ -11,11 +11,11 @@ from typing import Any
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret, random_secret
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.wire.handshake import ClientHandshake, Identity, State
 
 SECRET = random_secret()

@@ -11,10 +11,10 @@ from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change, State
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
-from mlxcel_nb.net.pool import Pool
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.listener import Listener
+from mlxcel_nb.net.pool.pool import Pool
 from tests.net.helpers import SECRET, identity
 
 WAIT_S = 15.0

@@ -19,11 +19,11 @@ from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import MlxcelError
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.group import Group, Tag
-from mlxcel_nb.net.hot import HotLink, Interrupt
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.net.collectives.group import Group, Tag
+from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.wire.handshake import Identity
 
 RESET_AFTER = 50

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Iterator
 import psutil
 
 from mlxcel_nb.cluster.shape import parse_link
-from mlxcel_nb.net import shaping
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.listener import Listener
+from mlxcel_nb.net.shaping import relay as shaping
 from tests.net.helpers import SECRET, identity, listening, run
 from tests.waiting import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxcel_nb.net.admission import Admission
+from mlxcel_nb.net.links.admission import Admission
 from mlxcel_nb.wire.hello import VerdictCode
 
 FIRST, SECOND = b"\1" * 16, b"\2" * 16

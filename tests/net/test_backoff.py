@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from mlxcel_nb.net.backoff import CAP_S, FIRST_S, Backoff
+from mlxcel_nb.net.pool.backoff import CAP_S, FIRST_S, Backoff
 
 
 def delays(backoff: Backoff, count: int) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxcel_nb.net.budget import Budget, Sources
+from mlxcel_nb.net.discovery.budget import Budget, Sources
 
 
 @given(st.lists(st.floats(0, 0.5), min_size=1, max_size=200))

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxcel_nb.net.blame import culprit
-from mlxcel_nb.net.collectives import DIRECT_BYTES, SMALL_BYTES, Way, blocks, choose
-from mlxcel_nb.net.group import Group, Tag
-from mlxcel_nb.net.shape import SHORT_BYTES
-from mlxcel_nb.net.summing import narrow, sum_into, widen
+from mlxcel_nb.net.collectives.blame import culprit
+from mlxcel_nb.net.collectives.group import Group, Tag
+from mlxcel_nb.net.collectives.summing import narrow, sum_into, widen
+from mlxcel_nb.net.collectives.ways import DIRECT_BYTES, SMALL_BYTES, Way, blocks, choose
+from mlxcel_nb.net.hot.moulds import SHORT_BYTES
 from tests.net.ranks import Rank, start
 
 DTYPES = ("float32", "float16", "bfloat16")

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from mlxcel_nb.errors import PeerLost
-from mlxcel_nb.net import aio
-from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.control import control_link as aio
+from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.util import times
 from mlxcel_nb.wire.frames import MAX_FILLER, Kind, close_reason
 from tests.net.helpers import Heard, control_pair, link_pair, run

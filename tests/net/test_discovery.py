@@ -19,9 +19,9 @@ from mlxcel_nb.cluster.address import Address, parse_address
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import ConfigError
-from mlxcel_nb.net.discovery import SOURCE_AT_ONCE, SOURCE_PER_S, Announcement, Beacons, discover, unix_ms
-from mlxcel_nb.net.legs import Leg, legs
-from mlxcel_nb.net.sightings import Event, Heard, Sighting
+from mlxcel_nb.net.discovery.beacons import SOURCE_AT_ONCE, SOURCE_PER_S, Announcement, Beacons, discover, unix_ms
+from mlxcel_nb.net.discovery.legs import Leg, legs
+from mlxcel_nb.net.discovery.sightings import Event, Heard, Sighting
 from mlxcel_nb.wire.beacon import PORT, Beacon, encode
 from mlxcel_nb.wire.keys import beacon_key
 from tests.hosts import Host, hosts

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.flood import MODES, STRANGERS, Guarded, flood, handshakes
-from mlxcel_nb.net.admission import ESTABLISHED_LIMIT
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.pending import PER_ADDRESS, POOL_SIZE
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.links.admission import ESTABLISHED_LIMIT
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.pending import PER_ADDRESS, POOL_SIZE
 from mlxcel_nb.util import times
 from mlxcel_nb.util.loop import LoopThread
 from mlxcel_nb.wire.frames import Kind

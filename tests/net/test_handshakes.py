@@ -19,7 +19,7 @@ from mlxcel_nb.errors import (
     PeerLost,
     SuiteMismatch,
 )
-from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.util.versions import local_versions
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.frames import Kind, Sealer

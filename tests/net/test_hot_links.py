@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from mlxcel_nb.errors import Cancelled, FrameError, PeerAborted, PeerLost, StepTimeout, WireError
-from mlxcel_nb.net.group import Group, Tag, recv_from, send_to
-from mlxcel_nb.net.hot import HotLink, Interrupt
-from mlxcel_nb.net.outgoing import Outgoing
+from mlxcel_nb.net.collectives.group import Group, Tag, recv_from, send_to
+from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
+from mlxcel_nb.net.hot.outgoing import Outgoing
 from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages, tensors
 from mlxcel_nb.wire.frames import Frame, Kind, close_reason

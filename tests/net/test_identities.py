@@ -8,8 +8,8 @@ import pytest
 
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.errors import HandshakeError, Refused
-from mlxcel_nb.net import listener as listener_module
-from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.links import listener as listener_module
+from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.frames import Kind, Sealer

@@ -21,8 +21,8 @@ import pytest
 
 from mlxcel_nb.cluster.places import Interface
 from mlxcel_nb.cluster.transports import advise
-from mlxcel_nb.net import interfaces
-from mlxcel_nb.net.interface_facts import (
+from mlxcel_nb.net.interfaces import probe as interfaces
+from mlxcel_nb.net.interfaces.facts import (
     GIGA,
     LinuxLink,
     MacFacts,
@@ -352,7 +352,7 @@ def test_this_hosts_own_interfaces_are_found() -> None:
 
 PROBE = """
 import json
-from mlxcel_nb.net.interfaces import host_id, probe
+from mlxcel_nb.net.interfaces.probe import host_id, probe
 told = {i.name: [i.kind, list(i.addresses), i.up, i.mtu] for i in probe().interfaces}
 print(json.dumps([host_id(), told]))
 """

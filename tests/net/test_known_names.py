@@ -10,8 +10,8 @@ import time
 import pytest
 
 from mlxcel_nb.errors import Refused
-from mlxcel_nb.net import known_names
-from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.links import known_names
+from mlxcel_nb.net.links.dial import dial
 from tests.net.helpers import SECRET, identity, listening, run
 
 HERE, ELSEWHERE = "127.0.0.1", "192.0.2.7"

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from mlxcel_nb.errors import PeerLost
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
-from mlxcel_nb.net.tag import Tag
+from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.hot.tag import Tag
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.listener import Listener
 from tests.net.helpers import SECRET, Heard, detached_pairs, identity, run
 
 

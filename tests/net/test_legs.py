@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from mlxcel_nb.cluster.address import Address, parse_address
-from mlxcel_nb.net.legs import MAX_LEGS, Leg, legs
+from mlxcel_nb.net.discovery.legs import MAX_LEGS, Leg, legs
 
 LO = Leg(name="lo", index=1, addresses=("127.0.0.1", "::1"), broadcasts=(("127.0.0.1", "127.255.255.255"),))
 ETH = Leg(

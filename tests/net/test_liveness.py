@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxcel_nb.net.liveness import Health, Liveness
+from mlxcel_nb.net.control.liveness import Health, Liveness
 from mlxcel_nb.util import times
 
 

@@ -13,11 +13,11 @@ import pytest
 from mlxcel_nb.cluster.shape import parse_link
 from mlxcel_nb.commands.arguments import net as arguments
 from mlxcel_nb.errors import MlxcelError, PeerLost, StepTimeout, WireError
-from mlxcel_nb.net import measuring
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.tag import Tag
+from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.hot.tag import Tag
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.measuring import pair as measuring
 from tests.net.helpers import SECRET, identity, listening, run
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mlxcel_nb.cluster.places import Interface, Place
 from mlxcel_nb.errors import WireError
-from mlxcel_nb.net.measuring import Measured
-from mlxcel_nb.net.mesh import HERE, Mesh, Pair, rate_text, summary, trip_text, warnings
+from mlxcel_nb.net.measuring.mesh import HERE, Mesh, Pair, rate_text, summary, trip_text, warnings
+from mlxcel_nb.net.measuring.pair import Measured
 
 GIGABIT = 117e6  # bytes a second, as a gigabit link carries them
 

@@ -10,8 +10,8 @@ import pytest
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.errors import PeerLost
-from mlxcel_nb.net import resolver
-from mlxcel_nb.net.sockets import connect
+from mlxcel_nb.net.links import resolver
+from mlxcel_nb.net.links.sockets import connect
 from tests.hosts import hosts
 from tests.net.helpers import run
 
@@ -27,7 +27,7 @@ CONNECT = """
 import asyncio, json, sys, time
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.errors import PeerLost
-from mlxcel_nb.net.sockets import connect
+from mlxcel_nb.net.links.sockets import connect
 
 async def main():
     loop = asyncio.get_running_loop()
@@ -131,6 +131,6 @@ def test_a_thread_may_ask_for_all_names_at_once(pair) -> None:
     assert found["nowhere.invalid"] == ()
     assert resolver.lookup_all([], 0.0) == {}
     a, b = pair
-    code = "import sys; from mlxcel_nb.net.resolver import lookup_all; print(lookup_all(sys.argv[1:], 1.0))"
+    code = "import sys; from mlxcel_nb.net.links.resolver import lookup_all; print(lookup_all(sys.argv[1:], 1.0))"
     done = a.python(code, "plain.10-77-0-2.test", "never.10-77-0-2.test")
     assert done.stdout == f"{{'plain.10-77-0-2.test': ('{b.address}',), 'never.10-77-0-2.test': ()}}\n", done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxcel_nb.net.pending import PER_ADDRESS, POOL_SIZE, PendingPool
+from mlxcel_nb.net.links.pending import PER_ADDRESS, POOL_SIZE, PendingPool
 
 
 def fill(pool: PendingPool, count: int, ip: str = "") -> None:

@@ -21,8 +21,8 @@ from mlxcel_nb.errors import (
     SuiteMismatch,
     WireError,
 )
-from mlxcel_nb.net import ping as ping_module
-from mlxcel_nb.net.ping import listen, ping
+from mlxcel_nb.net.measuring import ping as ping_module
+from mlxcel_nb.net.measuring.ping import listen, ping
 from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.frames import MAX_FILLER, FrameReader, Kind, Opener, Sealer

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_nb.cluster.shape import parse_link
-from mlxcel_nb.net.pipe import BUFFER_BYTES, MOST_BYTES, RETRY_S, SEGMENT, TAIL_S, UNLIMITED_BYTES, Pipe
+from mlxcel_nb.net.shaping.pipe import BUFFER_BYTES, MOST_BYTES, RETRY_S, SEGMENT, TAIL_S, UNLIMITED_BYTES, Pipe
 
 
 def draws(*values: float):

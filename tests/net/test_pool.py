@@ -13,8 +13,8 @@ import pytest
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import State
 from mlxcel_nb.errors import AuthenticationFailed, MlxcelError, PeerLost, StepTimeout
-from mlxcel_nb.net import pool as pool_module
-from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.pool import pool as pool_module
 from mlxcel_nb.util import times
 from tests.net.helpers import OTHER_SECRET, SECRET, run
 from tests.net.pools import Party, acquainted, party, until
@@ -229,7 +229,7 @@ def test_a_wrong_secret_is_said_at_once_and_is_not_offline(caplog):
             await until(lambda: a.pool.info()["b"]["failed_attempts"] > 2)
 
     run(case())
-    ours = [record for record in caplog.records if record.name == "mlxcel_nb.net.pool"]
+    ours = [record for record in caplog.records if record.name == "mlxcel_nb.net.pool.pool"]
     assert len(ours) == 1, "a refusal that repeats itself is said once"
 
 

@@ -24,12 +24,12 @@ import pytest
 
 from mlxcel_nb.cluster.shape import parse_link
 from mlxcel_nb.errors import HandshakeError
-from mlxcel_nb.net import shaping
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.group import Tag
-from mlxcel_nb.net.guest import _received
-from mlxcel_nb.net.opening import MAX_FIRST_BYTES
-from mlxcel_nb.net.pipe import BUFFER_BYTES
+from mlxcel_nb.net.collectives.group import Tag
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.guest import _received
+from mlxcel_nb.net.links.opening import MAX_FIRST_BYTES
+from mlxcel_nb.net.shaping import relay as shaping
+from mlxcel_nb.net.shaping.pipe import BUFFER_BYTES
 from mlxcel_nb.net.ucx.agree import agree
 from mlxcel_nb.wire.handshake import ClientHandshake
 from tests.net.helpers import SECRET, Heard, identity, listening, raw_connection, run, shake_hands
@@ -255,7 +255,8 @@ def test_one_thread_serves_all_links_and_ends_with_the_last() -> None:
 
 
 def test_a_process_without_shaped_links_does_not_even_load_the_module() -> None:
-    code = "import sys, mlxcel_nb.runtime.node, mlxcel_nb.net.ping; print('mlxcel_nb.net.shaping' in sys.modules)"
+    imports = "import sys, mlxcel_nb.runtime.node, mlxcel_nb.net.measuring.ping"
+    code = f"{imports}; print('mlxcel_nb.net.shaping.relay' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
 

@@ -92,8 +92,8 @@ def test_a_process_that_ends_still_says_what_it_said_last() -> None:
     program = """
         import asyncio, sys
         from mlxcel_nb.cluster.shape import parse_link
-        from mlxcel_nb.net.aio import ControlLink
-        from mlxcel_nb.net.dial import dial
+        from mlxcel_nb.net.control.control_link import ControlLink
+        from mlxcel_nb.net.links.dial import dial
         from mlxcel_nb.wire.handshake import Identity
 
         async def main():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_nb.cluster.address import Address, parse_address
-from mlxcel_nb.net.sightings import (
+from mlxcel_nb.net.discovery.sightings import (
     GONE_S,
     MAX_ADDRESSES,
     MAX_NODES,

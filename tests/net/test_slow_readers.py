@@ -8,8 +8,8 @@ import contextlib
 import psutil
 
 from mlxcel_nb.errors import PeerLost
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.link import Link
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.util import times
 from tests.net.helpers import SECRET, Heard, control_pair, identity, listening, run
 

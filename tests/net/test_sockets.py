@@ -13,8 +13,8 @@ from mlxcel_nb.errors import (
     ConfigError,
     PeerLost,
 )
-from mlxcel_nb.net import resolver
-from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.links import resolver
+from mlxcel_nb.net.links.dial import dial
 from tests.net.helpers import (
     SECRET,
     identity,

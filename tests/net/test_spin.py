@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from mlxcel_nb.net.spin import CREDIT, MISS_COSTS, TRY_EVERY, Spin
+from mlxcel_nb.net.hot.spin import CREDIT, MISS_COSTS, TRY_EVERY, Spin
 
 LONG_S = 1000.0
 

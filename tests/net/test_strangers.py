@@ -10,8 +10,8 @@ import socket
 import pytest
 
 from mlxcel_nb.errors import AuthenticationFailed, HandshakeError
-from mlxcel_nb.net.dial import TRIES, dial
-from mlxcel_nb.net.pending import POOL_SIZE
+from mlxcel_nb.net.links.dial import TRIES, dial
+from mlxcel_nb.net.links.pending import POOL_SIZE
 from mlxcel_nb.util import times
 from mlxcel_nb.wire.handshake import ClientHandshake
 from tests.net.helpers import (

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from mlxcel_nb.errors import PeerLost
-from mlxcel_nb.net.group import Tag
-from mlxcel_nb.net.hot import HotLink
+from mlxcel_nb.net.collectives.group import Tag
+from mlxcel_nb.net.hot.hot_link import HotLink
 from mlxcel_nb.net.ucx import library
 from mlxcel_nb.net.ucx.agree import agree
 from mlxcel_nb.net.ucx.library import Unavailable

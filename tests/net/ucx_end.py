@@ -14,9 +14,9 @@ from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import PeerLost
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.group import Tag
-from mlxcel_nb.net.hot import HotLink
+from mlxcel_nb.net.collectives.group import Tag
+from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.net.ucx.agree import agree
 from mlxcel_nb.wire.handshake import Identity
 

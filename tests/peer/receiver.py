@@ -18,11 +18,11 @@ from typing import Any
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import read_secret_file
 from mlxcel_nb.errors import MlxcelError
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
-from mlxcel_nb.net.tag import Tag
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.hot.tag import Tag
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.wire.frames import Frame, Kind
 from mlxcel_nb.wire.hello import Identity
 from mlxcel_nb.wire.kv_assembler import Complete, KVAssembler, Refusal

@@ -15,7 +15,7 @@ from mlxcel_nb.cluster.address import parse_address
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.transports import HostFacts
 from mlxcel_nb.models.blas import load_fast_blas
-from mlxcel_nb.net.interfaces import probe
+from mlxcel_nb.net.interfaces.probe import probe
 
 
 def as_thunderbolt() -> HostFacts:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.runtime.node import Node, NodeConfig
 from tests.net.helpers import SECRET, Heard, identity
 

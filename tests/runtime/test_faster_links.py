@@ -5,8 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 
 from mlxcel_nb.cluster.transports import RDMA_BIT, TCP_BIT
-from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.interrupt import Interrupt
+from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.hot.interrupt import Interrupt
 from mlxcel_nb.runtime.loading import speed_up
 from tests.net.helpers import detached_pairs
 

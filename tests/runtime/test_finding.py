@@ -11,8 +11,8 @@ from mlxcel_nb.cluster.membership import Change as StateChange
 from mlxcel_nb.cluster.membership import Membership, Signal, State
 from mlxcel_nb.cluster.places import Interface
 from mlxcel_nb.cluster.transports import HostFacts
-from mlxcel_nb.net.discovery import Announcement
-from mlxcel_nb.net.sightings import Change, Event, Heard, Sighting
+from mlxcel_nb.net.discovery.beacons import Announcement
+from mlxcel_nb.net.discovery.sightings import Change, Event, Heard, Sighting
 from mlxcel_nb.runtime import finding as module
 from mlxcel_nb.runtime.finding import MAX_DIALLED, Finding
 from mlxcel_nb.runtime.surroundings import Surroundings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxcel_nb.net.measuring import Measured
+from mlxcel_nb.net.measuring.pair import Measured
 from tests.net.helpers import run
 from tests.runtime.nodes import answer, linked, running
 

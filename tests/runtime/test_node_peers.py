@@ -15,7 +15,7 @@ from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change, State
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import AuthenticationFailed
-from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.runtime.node import Node, NodeConfig
 from tests.launch.bare_nodes import free_ports
 from tests.net.helpers import OTHER_SECRET, SECRET, identity, run

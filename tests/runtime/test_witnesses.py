@@ -14,10 +14,10 @@ import pytest
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.errors import PeerLost
-from mlxcel_nb.net.aio import ControlLink
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.link import Link
-from mlxcel_nb.net.listener import Listener
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.runtime.witnesses import Witnesses
 from mlxcel_nb.util import times

@@ -15,9 +15,9 @@ from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.layout import make_layout
 from mlxcel_nb.errors import HandshakeError, WireError, from_dict
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.net import controls
-from mlxcel_nb.net.dial import dial
-from mlxcel_nb.net.opening import MAX_FIRST_BYTES
+from mlxcel_nb.net.hot import controls
+from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.opening import MAX_FIRST_BYTES
 from mlxcel_nb.runtime import requests as requests_module
 from mlxcel_nb.runtime.node import Node, NodeConfig
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member

@@ -20,7 +20,7 @@ from mlxcel_nb.cluster.secret import Secret, random_secret
 from mlxcel_nb.errors import AuthenticationFailed, ClusterMismatch
 from mlxcel_nb.launch import controller
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.net.dial import dial
+from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.wire.handshake import ClientHandshake
 from tests.net.helpers import identity, run
 from tests.security.canaries import Canary, found_in

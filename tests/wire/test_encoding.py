@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxcel_nb.net.rates import codec_rates
+from mlxcel_nb.net.measuring.rates import codec_rates
 from mlxcel_nb.wire.dtypes import DTYPES, dtype_named
 from mlxcel_nb.wire.encoding import ENCODINGS, Rate, choose, size_ratio
 

@@ -9,7 +9,7 @@ from mlxcel_nb.wire import hello
 SUITES = tuple(hello.SUITES.values())
 
 PINGS, SECONDS, MAX_SECONDS = 20, 0.5, 10.0
-"""As in `net.measuring`, which is too heavy to be imported for a command line; a test holds them together."""
+"""As in `net.measuring.pair`, which is too heavy to be imported for a command line; a test holds them together."""
 
 
 def add(tree: Tree) -> None:

@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 from mlxcel_nb.errors import WireError
-from mlxcel_nb.net.hot import HotLink
-from mlxcel_nb.net.interrupt import Interrupt
+from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.hot.interrupt import Interrupt
 from mlxcel_nb.net.ucx.library import Unavailable
 from mlxcel_nb.net.ucx.stream import RDMA, UcxStream, Worker
 from mlxcel_nb.wire.frames import PING_BYTES, FrameReader, Kind, Opener, Sealer

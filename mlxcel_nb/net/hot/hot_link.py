@@ -1,0 +1,192 @@
+"""A link driven by the thread that computes: lowest latency, no loop, no second thread.
+
+One thread owns a `HotLink` and makes every call on it: it seals, sends and waits by itself, always with a deadline
+(a `time.monotonic()` value, which moves along while bytes move). Whatever arrives while it waits for something else
+is kept for later, so two ends that send at the same time, of any size, never wait for each other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlxcel_nb.errors import WireError
+from mlxcel_nb.net.hot.inbox import Tensor
+from mlxcel_nb.net.hot.interrupt import Interrupt
+from mlxcel_nb.net.hot.line import Line
+from mlxcel_nb.net.hot.moulds import SHORT_BYTES, Shape, keep
+from mlxcel_nb.net.hot.outgoing import Outgoing
+from mlxcel_nb.net.hot.spin import MAX_SPIN_S, Spin
+from mlxcel_nb.net.hot.tag import Tag
+from mlxcel_nb.net.hot.waiting import Patience, wait
+from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.wire import messages, tensors
+from mlxcel_nb.wire.dtypes import dtype_named
+from mlxcel_nb.wire.frames import Kind, bytes_of
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = ["MAX_SPIN_S", "HotLink", "Interrupt"]
+
+
+class HotLink(Line):
+    """Owns a `Link` from here on, for one thread.
+
+    Args:
+        spin_s: how long to poll before blocking, `MAX_SPIN_S` at most; 0 unless every rank has a core of its own.
+    """
+
+    def __init__(self, link: Link, *, spin_s: float = 0.0) -> None:
+        super().__init__(link)
+        self.spin = Spin(min(spin_s, MAX_SPIN_S))
+        self._shapes: dict[tuple[str, tuple[int, ...]], Shape] = {}
+        self._usual: Shape | None = None  # of the last small tensor that came: the next is likely to be as it was
+
+    def send_control(
+        self, message: dict[str, Any], *, deadline: float | None = None, interrupt: Interrupt | None = None
+    ) -> None:
+        """Send one control message."""
+        self.begin()
+        out = Outgoing(Kind.CONTROL, 0, [[messages.pack(message)]])
+        self._drive(out, deadline, interrupt, f"{self.node} to take a message")
+
+    def send_tensor(
+        self,
+        tag: Tag,
+        dtype: str,
+        dims: Sequence[int],
+        buffer: ReadableBuffer,
+        *,
+        deadline: float | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        """Send one tensor of any size; large ones go in pieces."""
+        self.begin()
+        data, out = bytes_of(buffer), None
+        shape = self._shape(dtype, tuple(dims), len(data))
+        if shape is None or not self.put(shape.lay_out(tag.encoded, data, 1)[1].out):
+            out = self.outgoing(tensors.encode(dtype, dims, tag.name, data))
+        elif not self.wants_write:
+            return
+        self._drive(out, deadline, interrupt, f"{self.node} to take tensor {tag.name}")
+
+    def recv_control(
+        self, *, deadline: float | None = None, interrupt: Interrupt | None = None, what: str = "a message"
+    ) -> dict[str, Any]:
+        """The next control message.
+
+        Raises:
+            PeerLost: the connection ended.
+            StepTimeout: nothing came; `what` says what was waited for.
+        """
+        self.begin()
+        waiting = Patience(deadline)
+        while not self._controls:
+            if interrupt is not None:
+                interrupt.check()
+            if self.absorb():
+                waiting.renew()
+                continue
+            self.pump_out(None)
+            if not self._spun(interrupt):
+                wait([self], interrupt, waiting, f"{what} from {self.node}")
+        return self._controls.next()
+
+    def recv_tensor(
+        self,
+        tag: Tag,
+        *,
+        into: memoryview | None = None,
+        deadline: float | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> Tensor:
+        """The tensor of `tag`; older ones are dropped.
+
+        Args:
+            into: bytes to receive into, as many as the tensor has, which a large one is decrypted straight to. What
+                they hold after an error is undefined.
+
+        Raises:
+            PeerAborted: the peer left this step.
+            WireError: the tensor is not as large as `into`.
+            PeerLost, StepTimeout: as above.
+        """
+        if into is None:
+            return self._recv_tensor(tag, deadline, interrupt)
+        self.expect(tag.name, into)
+        try:
+            tensor = self._recv_tensor(tag, deadline, interrupt)
+        finally:
+            self.expect("", None)
+        if len(tensor.data) != len(into):
+            raise WireError(f"tensor {tag.name} has {len(tensor.data)} bytes, {len(into)} are due", node=self.node)
+        if tensor.data.obj is not into.obj:
+            into[:] = tensor.data
+            tensor.data = into
+        return tensor
+
+    def _recv_tensor(self, tag: Tag, deadline: float | None, interrupt: Interrupt | None) -> Tensor:
+        self.begin()
+        if interrupt is not None:
+            interrupt.check()
+        if self._usual is not None and (short := self._take_usual(self._usual, tag)) is not None:
+            return short
+        name = tag.name
+        waiting = Patience(deadline)
+        while (tensor := self.poll_tensor(tag, name)) is None:
+            if interrupt is not None:
+                interrupt.check()
+            if (abort := self.abort(tag)) is not None:
+                raise abort.error
+            if self.fill():
+                waiting.renew()
+                continue
+            self.pump_out(None)
+            if not self._spun(interrupt):
+                wait([self], interrupt, waiting, f"tensor {name} from {self.node}")
+        if self._replies:
+            self.pump_out(None)
+        self._usual = self._shape(tensor.dtype, tensor.dims, len(tensor.data))
+        return tensor
+
+    def _shape(self, dtype: str, dims: tuple[int, ...], size: int) -> Shape | None:
+        """What is at hand for a tensor of `size` bytes; None where it has to go the long way."""
+        shape = self._shapes.get((dtype, dims))
+        if shape is None and size <= SHORT_BYTES and size == dtype_named(dtype).itemsize * math.prod(dims):
+            shape = keep(self._shapes, Shape(dtype, dims, size))
+        return shape if shape is not None and shape.size == size else None
+
+    def _take_usual(self, shape: Shape, tag: Tag) -> Tensor | None:
+        """The tensor of `tag`, if it has the usual shape and comes while it is polled for."""
+        head = shape.head(tag.encoded)
+        moulds = shape.moulds.get(len(head)) or shape.add_moulds(len(head), 1)
+        if not self.take(moulds.ins[0], head, self.spin):
+            return None
+        if self._replies:
+            self.pump_out(None)
+        return Tensor(tag, shape.dtype, shape.dims, moulds.views[0])
+
+    def _drive(self, out: Outgoing | None, deadline: float | None, interrupt: Interrupt | None, what: str) -> None:
+        waiting = Patience(deadline)
+        moves = self.moves
+        while not self.pump_out(out):
+            if interrupt is not None:
+                interrupt.check()
+            if self.absorb() or self.moves > moves:
+                waiting.renew()
+                moves = self.moves
+            else:
+                wait([self], interrupt, waiting, what)
+
+    def _spun(self, interrupt: Interrupt | None) -> bool:
+        """Poll for a moment; whether something came."""
+        end = self.spin.until()
+        while not self.fill():
+            if time.perf_counter() > end or (interrupt is not None and interrupt.pending):
+                self.spin.missed()
+                return False
+        self.spin.caught()
+        return True

@@ -1,0 +1,256 @@
+"""What was measured between the nodes of a cluster, and what is slow about it. Pure.
+
+`net.measuring.all_pairs` measures and fills a `Mesh`; `warnings` judges it by comparison: with what other pairs do,
+with the other direction, with what the interfaces say they can, and with a better way that the two have in common.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxcel_nb.cluster.paths import TITLES, routes
+from mlxcel_nb.cluster.places import LOOPBACK, PREFERENCE, VPN, WIFI, Interface, Place
+from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.net.measuring.pair import Measured
+
+HERE = "here"
+"""The row of whoever asked: a notebook's kernel, or a shell."""
+
+SLOW = 3.0
+"""A pair is slow with a third of the median's rate or three times its round trip; lopsided likewise."""
+
+NOTICED_S = 200e-6
+"""Round trips differ by as much as this on one switch, by chance and by load."""
+
+FULL = 0.7
+"""With this share of its interface's speed a slow path is at its limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One direction between two nodes: `source` dialled and sent.
+
+    Args:
+        ours, theirs: the IP addresses at both ends, "" where they are not known.
+        error: why there is no measurement, instead of one.
+    """
+
+    source: str
+    target: str
+    measured: Measured | None = None
+    ours: str = ""
+    theirs: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowPath:
+    """A path that is slow, why one thinks so, and what to do.
+
+    Args:
+        figure: what is wrong: "rate", "trip", or "path" for a way that is not the best there is.
+    """
+
+    source: str
+    target: str
+    figure: str
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.source} to {self.target}: {self.what}. {self.advice}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """All pairs.
+
+    Args:
+        nodes: in the order of the file or the cluster; `HERE` is first where it was measured as well.
+        places: what nodes told of their interfaces.
+    """
+
+    nodes: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+    def pair(self, source: str, target: str) -> Pair | None:
+        return next((pair for pair in self.pairs if (pair.source, pair.target) == (source, target)), None)
+
+    @property
+    def failed(self) -> list[Pair]:
+        return [pair for pair in self.pairs if pair.error]
+
+    def median(self, figure: Callable[[Measured], float]) -> float | None:
+        """Of all pairs between nodes that were measured."""
+        values = [figure(pair.measured) for pair in self.pairs if pair.measured and pair.source != HERE]
+        return statistics.median(values) if values else None
+
+    def interface(self, node: str, ip: str) -> Interface | None:
+        """The interface of `node` that has the address `ip`."""
+        place, bare = self.places.get(node), ip.partition("%")[0]
+        if place is None or not bare:
+            return None
+        return next(
+            (each for each in place.interfaces if any(a.partition("/")[0] == bare for a in each.addresses)), None
+        )
+
+    def kind(self, pair: Pair) -> str | None:
+        """The kind of a pair's path: the lesser of its two ends, loopback within a host; None if it is not known."""
+        if pair.ours and pair.ours == pair.theirs:
+            return LOOPBACK
+        ends = [self.interface(pair.source, pair.ours), self.interface(pair.target, pair.theirs)]
+        kinds = [end.kind for end in ends if end is not None]
+        if LOOPBACK in kinds:
+            return LOOPBACK
+        known = [kind for kind in kinds if kind in PREFERENCE]
+        return max(known, key=PREFERENCE.index) if known else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for `--json`."""
+        return {
+            "nodes": list(self.nodes),
+            "pairs": [
+                {
+                    "from": pair.source,
+                    "to": pair.target,
+                    **(pair.measured.to_dict() if pair.measured else {}),
+                    "error": pair.error or None,
+                    "path": self.kind(pair),
+                    "addresses": [pair.ours, pair.theirs],
+                }
+                for pair in self.pairs
+            ],
+            "median_rtt_s": self.median(lambda m: m.rtt_s),
+            "median_bytes_per_s": self.median(lambda m: m.bytes_per_s),
+            "warnings": [
+                {"from": w.source, "to": w.target, "figure": w.figure, "what": w.what, "advice": w.advice}
+                for w in warnings(self)
+            ],
+        }
+
+
+def warnings(mesh: Mesh) -> list[SlowPath]:
+    """What is slow, the first reason for each pair, in the order of the pairs."""
+    found = []
+    told: set[frozenset[str]] = set()
+    for pair in mesh.pairs:
+        ends = frozenset((pair.source, pair.target))
+        if pair.measured is None or pair.source == HERE:
+            continue
+        warning = next(_reasons(mesh, pair, pair.measured, again=ends in told), None)
+        if warning is not None:
+            found.append(warning)
+            told.add(ends)
+    return found
+
+
+def _reasons(mesh: Mesh, pair: Pair, measured: Measured, *, again: bool) -> Iterator[SlowPath]:
+    """Why a pair's path is slow, the surest reason first.
+
+    Args:
+        again: the other direction has its warning already; what holds both ways is not said twice.
+    """
+
+    def warn(figure: str, what: str, advice: str) -> SlowPath:
+        return SlowPath(source=pair.source, target=pair.target, figure=figure, what=what, advice=advice)
+
+    if not again and (better := _better(mesh, pair)):
+        yield warn("path", *better)
+    others = [
+        other.measured
+        for other in mesh.pairs
+        if other.measured and other.source != HERE and {other.source, other.target} != {pair.source, pair.target}
+    ]
+    if others:
+        rate = statistics.median(other.bytes_per_s for other in others)
+        if measured.bytes_per_s * SLOW < rate:
+            what = f"{rate_text(measured.bytes_per_s)}, where the median of the others is {rate_text(rate)}"
+            yield warn("rate", what, _limit(mesh, pair, measured) or _LOOK)
+        trip = statistics.median(other.rtt_s for other in others)
+        if measured.rtt_s > SLOW * trip and measured.rtt_s - trip > NOTICED_S and not again:
+            what = f"a round trip takes {trip_text(measured.rtt_s)}, where the median of the others is "
+            yield warn("trip", what + trip_text(trip), _FAR)
+    back = mesh.pair(pair.target, pair.source)
+    if back and back.measured and measured.bytes_per_s * SLOW < back.measured.bytes_per_s:
+        what = f"{rate_text(measured.bytes_per_s)} this way and {rate_text(back.measured.bytes_per_s)} the other"
+        yield warn("rate", what, _limit(mesh, pair, measured) or _LOPSIDED)
+    kind = mesh.kind(pair)
+    if kind in (WIFI, VPN) and not again and (limit := _limit(mesh, pair, measured)):
+        yield warn("path", f"{rate_text(measured.bytes_per_s)} by {TITLES[kind]}", limit)
+
+
+def summary(mesh: Mesh, slow: list[SlowPath]) -> list[str]:
+    """Warnings as lines: where every path of one node is too slow, and no other is, that is one line."""
+    measured = [(pair, pair.measured) for pair in mesh.pairs if pair.measured and pair.source != HERE]
+    ends = {(each.source, each.target) for each in slow if each.figure == "rate"}
+    for node in mesh.nodes:
+        its = [figures.bytes_per_s for pair, figures in measured if node in (pair.source, pair.target)]
+        others = [figures.bytes_per_s for pair, figures in measured if node not in (pair.source, pair.target)]
+        touching = {(pair.source, pair.target) for pair, _ in measured if node in (pair.source, pair.target)}
+        if others and len(ends) > 2 and ends == touching:
+            what = (
+                f"every path to and from it is slow, {rate_text(min(its))} to {rate_text(max(its))}, where the median "
+                f"of the others is {rate_text(statistics.median(others))}"
+            )
+            advice = next(each.advice for each in slow if each.figure == "rate")
+            return [f"{node}: {what}. {advice}", *(str(each) for each in slow if each.figure != "rate")]
+    return [str(each) for each in slow]
+
+
+_LOOK = "Look at its cable, its switch port, and at what else uses them; then measure again."
+_FAR = "Look for Wi-Fi, a VPN or a distant host on its way, and for power saving of its interface."
+_LOPSIDED = "Look at duplex settings, at the cable, and at what else the sender is sending."
+
+
+def _better(mesh: Mesh, pair: Pair) -> tuple[str, str] | None:
+    """A path of a better kind that the two have in common and do not use."""
+    used, ours, theirs = mesh.kind(pair), mesh.places.get(pair.source), mesh.places.get(pair.target)
+    if used not in PREFERENCE or ours is None or theirs is None:
+        return None
+    try:
+        best = routes(ours, theirs)[0]
+    except MlxcelError:
+        return None
+    if best.kind not in PREFERENCE or PREFERENCE.index(best.kind) >= PREFERENCE.index(str(used)):
+        return None
+    what = f"goes by {TITLES[str(used)]}, though {best} leads there too"
+    return what, f"Give {pair.target} the address {best.address.host}."
+
+
+def _limit(mesh: Mesh, pair: Pair, measured: Measured) -> str | None:
+    """What the interfaces say of a path that is slow."""
+    ends = [
+        (pair.source, mesh.interface(pair.source, pair.ours)),
+        (pair.target, mesh.interface(pair.target, pair.theirs)),
+    ]
+    known = [(node, end) for node, end in ends if end is not None]
+    slow = [(node, end) for node, end in known if end.speed_bps and measured.bytes_per_s * 8 >= FULL * end.speed_bps]
+    if slow:
+        node, end = min(slow, key=lambda each: each[1].speed_bps)
+        speed = rate_text(end.speed_bps / 8)
+        return f"{end.name} of {node} runs at {speed}: look at its cable, its port and the switch's."
+    for node, end in known:
+        if end.kind in (WIFI, VPN):
+            return f"{end.name} of {node} is {TITLES[end.kind]}: use a cable, or bring the two closer together."
+    return None
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """A rate as links are sold, in bits: 941 Mbit/s."""
+    bits = 8 * bytes_per_s
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits >= size:
+            return f"{bits / size:.3g} {unit}" if bits / size < 999.5 else f"{bits / size:.0f} {unit}"
+    return f"{bits:.0f} bit/s"
+
+
+def trip_text(seconds: float) -> str:
+    """A round trip with three digits that count: 84.1 µs, 2.31 ms."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
