@@ -1,8 +1,8 @@
 """Where a node can be reached: its host, its listener, and the host's interfaces with their addresses. Pure.
 
 `net/interfaces/probe.py` finds these facts on the spot; nodes tell them as a `Place`; `cluster/paths.py` derives the
-ways between two places. What is read from a peer's `Place` is its word: a wrong one costs a connection attempt, which the
-handshake ends.
+ways between two places. What is read from a peer's `Place` is its word: a wrong one costs a connection attempt, which
+the handshake ends.
 """
 
 from __future__ import annotations

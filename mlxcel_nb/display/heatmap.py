@@ -1,4 +1,4 @@
-"""What `net test` measured: who reaches whom how fast, as heat maps. Pure: a `net.measuring.mesh.Mesh` in, a `View` out.
+"""What `net test` measured: who reaches whom how fast, as heat maps. Pure: from a `mesh.Mesh` to a `View`.
 
 Three things tell how a pair does beside its colour: the figure itself, a bar of five heights, and a mark where
 something is wrong. The colour is one hue over the page's own background, so text stays readable in light and dark.

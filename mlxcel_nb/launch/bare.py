@@ -121,7 +121,8 @@ def run(
         ConfigError: the port is taken, or the address cannot be bound. Nothing is left open.
     """
     blas = load_fast_blas(threads)  # before anything can import MLX
-    from mlxcel_nb.runtime.node import Node, NodeConfig
+    from mlxcel_nb.runtime.node import Node
+    from mlxcel_nb.runtime.node_config import NodeConfig
 
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 

@@ -47,14 +47,14 @@ def _run_node(guard: OrphanGuard, blas: str) -> StartNode:
         importlib.import_module(module)
 
     def start(request: JoinRequest, secret: Secret) -> Address:
-        from mlxcel_nb.runtime.node import Node, NodeConfig  # not at the top: MLX comes after its BLAS
+        from mlxcel_nb.runtime.node import Node  # not at the top: MLX comes after its BLAS
+        from mlxcel_nb.runtime.node_config import NodeConfig
 
         told = {**asdict(request), "links": parse_links(request.links)}
         node = Node(NodeConfig(**told, blas=blas), secret)
         if request.links:
-            guard.before_end(
-                importlib.import_module("mlxcel_nb.net.shaping.relay").settle
-            )  # after the node's farewells
+            relay = importlib.import_module("mlxcel_nb.net.shaping.relay")
+            guard.before_end(relay.settle)  # after the node's farewells
         guard.before_end(node.stop)
         return node.start()
 

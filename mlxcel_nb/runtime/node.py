@@ -14,8 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from mlxcel_nb import errors
@@ -23,7 +22,6 @@ from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.cluster.transports import HostFacts
 from mlxcel_nb.errors import ClusterError, MlxcelError, WireError
 from mlxcel_nb.net.control.control_link import ControlLink
@@ -41,6 +39,7 @@ from mlxcel_nb.runtime.finding import Finding
 from mlxcel_nb.runtime.gathering import Pair, gather_links
 from mlxcel_nb.runtime.holding import Holding
 from mlxcel_nb.runtime.measuring import Measuring
+from mlxcel_nb.runtime.node_config import NodeConfig
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, failed_end
 from mlxcel_nb.runtime.protocol import field as field_of
 from mlxcel_nb.runtime.rendezvous import Rendezvous
@@ -52,47 +51,9 @@ from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.util.loop import LoopThread
 from mlxcel_nb.wire.handshake import Identity
-from mlxcel_nb.wire.hello import SUITES, suite_number
+from mlxcel_nb.wire.hello import suite_number
 
 log = get_logger("runtime.node")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeConfig:
-    """Who a node is and where it listens.
-
-    Args:
-        port: 0 lets the system choose; the address published is what was bound.
-        orphan_guard: end the process when no router has been connected for `times.ORPHAN_S`.
-        threads: cores for MLX on this node.
-        blas: what `load_fast_blas` reported, for status.
-        links: what its links are made to be like.
-        peers: other nodes and where they listen, the best address first; a connection to each is kept.
-        strangers: where further peers listen whose ids are not known; they are asked for them.
-        sources: addresses that a node of an id may come from, where they are configured.
-        discover: announce this node by beacons, and take those it hears of as peers.
-        previous_secret: an older cluster secret that is still let in, and tried where the current one is refused.
-        suite: the cipher suite of all its links.
-        transport: what links may be, one of `places.TRANSPORTS`.
-    """
-
-    cluster: str
-    node_id: str
-    role: str = "hybrid"
-    bind: str = "127.0.0.1"
-    port: int = 0
-    port_range: tuple[int, int] | None = None
-    orphan_guard: bool = True
-    threads: int = 1
-    blas: str = ""
-    links: LinkPlan = field(default_factory=LinkPlan)
-    peers: Mapping[str, Sequence[Address]] = field(default_factory=dict)
-    strangers: Sequence[Address] = ()
-    sources: Mapping[str, Collection[str]] = field(default_factory=dict)
-    discover: bool = False
-    previous_secret: Secret | None = None
-    suite: str = SUITES[1]
-    transport: str = "auto"
 
 
 class Node:

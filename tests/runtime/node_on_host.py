@@ -26,7 +26,8 @@ def as_thunderbolt() -> HostFacts:
 
 def main(node_id: str, bind: str, settings: str = "{}") -> None:
     load_fast_blas(1)
-    from mlxcel_nb.runtime.node import Node, NodeConfig  # MLX comes after its BLAS
+    from mlxcel_nb.runtime.node import Node  # MLX comes after its BLAS
+    from mlxcel_nb.runtime.node_config import NodeConfig
 
     secret = Secret(bytes.fromhex(sys.stdin.readline().strip()))
     more = json.loads(settings)

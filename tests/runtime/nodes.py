@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from mlxcel_nb.net.links.dial import dial
-from mlxcel_nb.runtime.node import Node, NodeConfig
+from mlxcel_nb.runtime.node import Node
+from mlxcel_nb.runtime.node_config import NodeConfig
 from tests.net.helpers import SECRET, Heard, identity
 
 

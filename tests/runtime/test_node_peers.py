@@ -16,7 +16,8 @@ from mlxcel_nb.cluster.membership import Change, State
 from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import AuthenticationFailed
 from mlxcel_nb.net.links.dial import dial
-from mlxcel_nb.runtime.node import Node, NodeConfig
+from mlxcel_nb.runtime.node import Node
+from mlxcel_nb.runtime.node_config import NodeConfig
 from tests.launch.bare_nodes import free_ports
 from tests.net.helpers import OTHER_SECRET, SECRET, identity, run
 from tests.runtime.nodes import answer, linked

@@ -1,8 +1,8 @@
 """The UDP sockets of discovery: one datagram out of a chosen interface, and where one that came in arrived.
 
 Used from the loop of `net.discovery.beacons`. One socket a family hears all interfaces, because several processes of a
-host share the port: every one of them gets a copy of what is broadcast or multicast, while a datagram to a single address
-would reach only one. Strangers are trusted with nothing here; bytes are handed on as they came.
+host share the port: every one of them gets a copy of what is broadcast or multicast, while a datagram to a single
+address would reach only one. Strangers are trusted with nothing here; bytes are handed on as they came.
 
 What the systems want differs. Linux shares a UDP port between sockets that all set SO_REUSEADDR, of other users too;
 BSD's family, macOS with it, wants SO_REUSEPORT. Control messages say by which interface a datagram leaves and came, so
