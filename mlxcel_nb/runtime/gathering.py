@@ -53,12 +53,14 @@ async def gather_links(
     shapes: Shapes | None = None,
     *,
     previous_secret: Secret | None = None,
+    source: str = "",
 ) -> dict[int, Pair]:
     """The pairs that member `me` of `order` needs, by member index.
 
     Args:
         shapes: how what is sent to a member is shaped, on the links that this side dials.
         previous_secret: as for `dial`.
+        source: as for `dial`, along ways that have no source of their own.
 
     Raises:
         MlxcelError: the first link that could not be had.
@@ -75,6 +77,7 @@ async def gather_links(
             previous_secret=previous_secret,
             deadline=patience,
             shapes=shapes,
+            source="" if path.source else source,
         )
         opened.append(link)
         link.path, link.why = str(path), path.reason

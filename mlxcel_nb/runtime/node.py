@@ -195,6 +195,11 @@ class Node:
             transports=self._surroundings.transports,
         )
 
+    @property
+    def _source(self) -> str:
+        """Where this node's connections come from: peers may have it at the address it listens on, and at no other."""
+        return self._listener.bound if self._listener is not None else ""
+
     async def _meet(self, made: Pool, address: Address) -> None:
         """Learn who listens at `address`, and keep a connection to it."""
         node_id = await introduced(
@@ -204,6 +209,7 @@ class Node:
             previous_secret=self.config.previous_secret,
             shapes=self._shapes,
             own=self._address,
+            source=self._source,
         )
         if node_id is not None:
             made.add(node_id, [address])
@@ -214,6 +220,7 @@ class Node:
             self._secret,
             previous_secret=self.config.previous_secret,
             shapes=self._shapes,
+            source=self._source,
             on_message=self._on_message,
             on_stream=self._on_stream,
             on_change=self._peer_changed,
@@ -246,6 +253,7 @@ class Node:
             hello=hello,
             previous_secret=self.config.previous_secret,
             shapes=self._shapes,
+            source=self._source,
         )
 
     def _gather(self, order: LoadOrder, me: int) -> Coroutine[Any, Any, dict[int, Pair]]:
@@ -260,6 +268,7 @@ class Node:
             self._rendezvous,
             self._shapes,
             previous_secret=self.config.previous_secret,
+            source=self._source,
         )
 
     def _hop(self, function: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:

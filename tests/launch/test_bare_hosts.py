@@ -110,3 +110,15 @@ def test_a_node_is_let_in_from_its_own_address_alone(start: Start, tmp_path: Pat
         assert "a is alive" not in impostor.said, impostor.said
         refusals = [line for line in impostor.err if f"b is configured at {beta.address}, not at" in line]
         assert len(refusals) == 1, impostor.said
+
+
+def test_nodes_at_addresses_of_different_networks_meet(start: Start, tmp_path: Path) -> None:
+    """Each comes from its own address in the file, where the system would choose the one of the shared network."""
+    with hosts(2, links=("eth0", "eth1")) as (alpha, beta):
+        file = cluster_file(tmp_path, alpha.addresses["eth0"], beta.addresses["eth1"])
+        a = start("--cluster-config", str(file), "--node-id", "a", popen=alpha.popen)
+        b = start("--cluster-config", str(file), "--node-id", "b", popen=beta.popen)
+        a.line("b is alive")
+        b.line("a is alive")
+        assert (a.stop(), b.stop()) == (0, 0), a.said + b.said
+        assert "refused" not in a.said + b.said

@@ -15,6 +15,8 @@ from mlxcel_nb.errors import (
 )
 from mlxcel_nb.net.links import resolver
 from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.sockets import bind, connect
+from tests.hosts import hosts
 from tests.net.helpers import (
     SECRET,
     identity,
@@ -128,3 +130,22 @@ def test_a_host_name_may_be_listened_on():
             (await dial(identity("client"), SECRET, address)).close()
 
     run(case())
+
+
+def test_a_connection_comes_from_the_source_it_was_given_where_that_is_of_use():
+    """Else from where the system has it come: another family, another host's address, no way back."""
+
+    async def case(target: Address, source: str) -> str:
+        with await connect(target, source=source) as sock:
+            return str(sock.getsockname()[0])
+
+    with hosts(2, links=("eth0", "eth1")) as (a, b):
+        with b.inside():
+            taken = bind(b.addresses["eth1"], 0)
+        target = Address(b.addresses["eth1"], taken.getsockname()[1])
+        with taken, a.inside():
+            assert asyncio.run(case(target, a.addresses["eth0"])) == a.addresses["eth0"]
+            for useless in ("", "127.0.0.1", "0.0.0.0", "10.99.0.1", a.address6):
+                assert asyncio.run(case(target, useless)) == a.addresses["eth1"], useless
+            a.cut("eth0")
+            assert asyncio.run(case(target, a.addresses["eth0"])) == a.addresses["eth1"]

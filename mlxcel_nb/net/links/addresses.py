@@ -21,3 +21,16 @@ def is_numeric(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def fits(source: str, target: str) -> bool:
+    """Whether a connection to the IP address `target` may be made to come from `source`, an IP address or "".
+
+    Only between addresses of one family that are neither loopback nor link-local: those have one way each.
+    """
+    if not (is_numeric(source) and is_numeric(target)):
+        return False
+    ours, theirs = ipaddress.ip_address(source), ipaddress.ip_address(target)
+    return ours.version == theirs.version and not any(
+        ip.is_loopback or ip.is_link_local or ip.is_unspecified for ip in (ours, theirs)
+    )

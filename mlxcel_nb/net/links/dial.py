@@ -54,6 +54,7 @@ async def dial(
     deadline: float = times.HANDSHAKE_S,
     rekey_every: int | None = None,
     shapes: Shapes | None = None,
+    source: str = "",
 ) -> Link:
     """An established connection to the node at `address`, first control frames exchanged.
 
@@ -64,6 +65,7 @@ async def dial(
         deadline: seconds for all of it.
         rekey_every: frames after which this side takes its next key; None for the wire's own limits.
         shapes: how what is sent to a node is shaped.
+        source: this node's own IP address, which the connection comes from where it can; "" lets the system choose.
 
     Raises:
         PeerLost: nobody there, or nobody who answers within `deadline`.
@@ -72,7 +74,7 @@ async def dial(
     """
     to = parse_address(address) if isinstance(address, str) else address
     secrets = [_wrap(s) for s in (secret, previous_secret) if s is not None]
-    attempt = _Attempt(identity, to, expect_node_id, hello, rekey_every, shapes)
+    attempt = _Attempt(identity, to, expect_node_id, hello, rekey_every, shapes, source)
     try:
         async with asyncio.timeout(deadline):
             for candidate in secrets[:-1]:
@@ -109,6 +111,7 @@ class _Attempt:
         hello: Mapping[str, Any] | None,
         rekey_every: int | None,
         shapes: Shapes | None,
+        source: str,
     ) -> None:
         self._identity = identity
         self._address = address
@@ -117,6 +120,7 @@ class _Attempt:
         self._hello = hello
         self._rekey_every = rekey_every
         self._shapes = shapes
+        self._source = source
         self.connected = False
         self.crowded: HandshakeError | None = None
         """How the last attempt was turned away, where it was."""
@@ -139,7 +143,7 @@ class _Attempt:
 
     async def _once(self, secret: Secret) -> Link:
         self.connected = self.left_unanswered = False
-        sock = await connect(self._address, node=self._expect_node_id)
+        sock = await connect(self._address, node=self._expect_node_id, source=self._source)
         self.connected, self.crowded = True, None
         try:
             handshake = await self._shake_hands(sock, secret)

@@ -33,6 +33,7 @@ async def introduced(
     previous_secret: Secret | None = None,
     shapes: Shapes | None = None,
     own: Address | None = None,
+    source: str = "",
 ) -> str | None:
     """The id of the node at `address`, as soon as one answers there; None when it is this node itself.
 
@@ -42,7 +43,13 @@ async def introduced(
     while address != own:
         try:
             link = await dial(
-                identity(), secret, address, hello={"link": LINK}, previous_secret=previous_secret, shapes=shapes
+                identity(),
+                secret,
+                address,
+                hello={"link": LINK},
+                previous_secret=previous_secret,
+                shapes=shapes,
+                source=source,
             )
         except MlxcelError as error:
             if " is this node itself" in error.cause:

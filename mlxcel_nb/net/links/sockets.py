@@ -16,6 +16,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.errors import ConfigError, PeerLost
+from mlxcel_nb.net.links.addresses import fits
 from mlxcel_nb.net.links.resolver import Candidate, Lookups, SockAddr
 from mlxcel_nb.util import times
 
@@ -30,9 +31,14 @@ BACKLOG = 4096
 """Connections that wait to be accepted; the system may grant less. When the queue is full a newcomer is dropped, and
 tries again only after a second, so it holds a flood that comes all at once."""
 
+SOURCE_S = 1.0
+"""For a connection from the address that was asked for; after that it comes from wherever the system has it come."""
+
 _KEEPALIVE_IDLE_S = 10
 _KEEPALIVE_INTERVAL_S = 5
 _KEEPALIVE_PROBES = 6
+_IP_BIND_ADDRESS_NO_PORT = 24
+"""Linux's number of an option that Python does not name."""
 
 _OFFLINE = {
     errno.ECONNREFUSED: "connection refused",
@@ -132,8 +138,12 @@ def _holder_of(port: int) -> str:
     return ""
 
 
-async def connect(address: Address, *, node: str | None = None) -> socket.socket:
+async def connect(address: Address, *, node: str | None = None, source: str = "") -> socket.socket:
     """A tuned connection to the first address behind `address` that answers. The caller bounds the time.
+
+    Args:
+        source: this host's IP address that it shall come from: the one that the peer has for this node. What is no
+            use for a target, or leads nowhere from there, comes from where the system has it come.
 
     Raises:
         PeerLost: nobody there; the message says "offline", as distinct from a failed authentication.
@@ -147,7 +157,7 @@ async def connect(address: Address, *, node: str | None = None) -> socket.socket
     try:
         while lookups.running or lookups or attempts:
             if lookups:
-                attempts.add(asyncio.ensure_future(_attempt(*lookups.take())))
+                attempts.add(asyncio.ensure_future(_attempt(*lookups.take(), source)))
             waiting: set[asyncio.Future[Any]] = {*attempts, *lookups.running}
             pause = STAGGER_S if lookups else None
             done, _ = await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
@@ -171,10 +181,26 @@ def offline(address: Address, why: str, mend: str = "", *, node: str | None = No
     return PeerLost(f"host {address} is offline: {why}", node=node, advice=mend)
 
 
-async def _attempt(family: socket.AddressFamily, sockaddr: SockAddr) -> socket.socket:
+async def _attempt(family: socket.AddressFamily, sockaddr: SockAddr, source: str) -> socket.socket:
+    if fits(source, str(sockaddr[0])):
+        try:
+            async with asyncio.timeout(SOURCE_S):
+                return await _attempt_from(family, sockaddr, source)
+        except ConnectionRefusedError:  # an answer: it would be the same from anywhere
+            raise
+        except OSError:  # or the time is up
+            pass
+    return await _attempt_from(family, sockaddr, "")
+
+
+async def _attempt_from(family: socket.AddressFamily, sockaddr: SockAddr, source: str) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         tune(sock)
+        if source:
+            if sys.platform == "linux":  # the port is chosen when the target is known, so many fit
+                sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+            sock.bind((source, 0))
         await asyncio.get_running_loop().sock_connect(sock, sockaddr)
         if sock.getsockname() == sock.getpeername():
             # A dead port among the ephemeral ones can be connected to itself.

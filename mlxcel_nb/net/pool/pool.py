@@ -73,7 +73,7 @@ class Pool:
 
     Args:
         identity: what this node says of itself.
-        secret, previous_secret, shapes: as for `dial`.
+        secret, previous_secret, shapes, source: as for `dial`.
         on_message: takes what is neither an answer nor a heartbeat; a `WireError` ends the link.
         on_stream: takes stream messages; without it they end the link.
         on_change: told of each change in a peer's state.
@@ -88,6 +88,7 @@ class Pool:
         *,
         previous_secret: Secret | None = None,
         shapes: Shapes | None = None,
+        source: str = "",
         on_message: Callable[[ControlLink, Message], None],
         on_stream: Callable[[ControlLink, Message], None] | None = None,
         on_change: Callable[[Change], None] | None = None,
@@ -97,6 +98,7 @@ class Pool:
         self._identity = identity
         self._secrets = (secret, previous_secret)
         self._shapes = shapes
+        self._source = source
         self._on_message = on_message
         self._on_stream = on_stream
         self._on_change = on_change
@@ -311,6 +313,7 @@ class Pool:
                     previous_secret=previous,
                     deadline=deadline,
                     shapes=self._shapes,
+                    source=self._source,
                 )
             except MlxcelError as error:
                 last = error
