@@ -32,6 +32,7 @@ from mlxcel_nb.errors import (
 )
 from mlxcel_nb.net.links.addresses import is_numeric, normal_ip
 from mlxcel_nb.net.links.admission import Admission
+from mlxcel_nb.net.links.complaints import Complaints
 from mlxcel_nb.net.links.guest import Guest, any_alive
 from mlxcel_nb.net.links.known_names import KnownNames
 from mlxcel_nb.net.links.link import Link, peer_address
@@ -49,9 +50,6 @@ ACCEPTS_PER_TURN = 16
 
 ACCEPT_PAUSE_S = 0.2
 """Before trying again when the process has no file descriptor left."""
-
-LOG_EVERY_S = 10.0
-"""One line per address and kind of failure in this time: a flood of strangers does not become a flood of logs."""
 
 MISMATCHES = frozenset(error.code for error in (AuthenticationFailed, VersionMismatch, SuiteMismatch, ClusterMismatch))
 """What `counts` calls peers that cannot be let in because the two sides were set up differently."""
@@ -99,7 +97,7 @@ class Listener:
         self._visits: dict[socket.socket, asyncio.Task[None]] = {}
         self._sock: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._logged: dict[tuple[str, str], float] = {}
+        self._complaints = Complaints()
         self.address: Address | None = None
         self.bound = ""
         """The IP address the socket is bound to, whatever name led there."""
@@ -277,6 +275,7 @@ class Listener:
             self.admission.leave(guest)
             raise
         self.counts["established"] += 1
+        self._complaints.forget(ip)
         guest.settle(link)
         link.at_end(lambda: self._left(guest))
         return link
@@ -363,13 +362,8 @@ class Listener:
         if self._on_mismatch is not None and kind in MISMATCHES:
             self._on_mismatch(text)
             return
-        now = time.monotonic()
-        if now - self._logged.get((ip, kind), -LOG_EVERY_S) < LOG_EVERY_S:
-            return
-        if len(self._logged) >= 1024:
-            self._logged.clear()
-        self._logged[ip, kind] = now
-        log.warning("%s", text)
+        if self._complaints.due(ip, kind, time.monotonic()):
+            log.warning("%s", text)
 
 
 def _close_politely(sock: socket.socket) -> None:
