@@ -229,7 +229,7 @@ def test_a_wrong_secret_is_said_at_once_and_is_not_offline(caplog):
             await until(lambda: a.pool.info()["b"]["failed_attempts"] > 2)
 
     run(case())
-    ours = [record for record in caplog.records if record.name == "mlxcel_nb.net.pool.pool"]
+    ours = [record for record in caplog.records if record.name == "mlxcel_nb.net.pool"]
     assert len(ours) == 1, "a refusal that repeats itself is said once"
 
 
