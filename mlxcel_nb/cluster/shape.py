@@ -27,7 +27,7 @@ _BITS = {"kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
 """The units of a latency and of a rate, in the smallest that is told apart."""
 
 _HOW = "Write LATENCY,RATE,LOSS or some of them, as in 5ms,1Gbit or 200us,10Gbit,0.1%."
-_HOW_PAIR = "Write A-B:SHAPE with two engines' numbers, as in 0-3:40ms."
+_HOW_PAIR = "Write A-B:SHAPE with two engines' numbers, as in 0-3:40ms, or their ids, as in mac1..mac2:40ms."
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ%]+(?:/s)?)", re.IGNORECASE)
 _PAIR = re.compile(r"(\d{1,6})-(\d{1,6})")
@@ -140,7 +140,8 @@ def parse_links(texts: Sequence[str], members: Sequence[str] | None = None) -> L
     """Read every `--link` of a command: shapes for all links, and for the link between two members.
 
     Args:
-        members: node ids by number; `engine-0`, `engine-1` and so on when None.
+        members: node ids by number; `engine-0`, `engine-1` and so on when None. Empty where nodes have no numbers: then
+            pairs are of any ids.
 
     Raises:
         ConfigError: a text that is not understood, two for the same links, or a member that is not there.
@@ -163,6 +164,14 @@ def parse_links(texts: Sequence[str], members: Sequence[str] | None = None) -> L
 
 
 def _pair(ends: str, text: str, members: Sequence[str] | None) -> frozenset[str]:
+    if ".." in ends:
+        one, other = (name.strip() for name in ends.split("..", 1))
+        if not one or not other or one == other:
+            raise ConfigError(f"link {text!r}: {ends!r} is not a pair of nodes", advice=_HOW_PAIR)
+        for name in (one, other):
+            if members and name not in members:
+                raise ConfigError(f"link {text!r}: there is no node {name}", advice=f"There are {', '.join(members)}.")
+        return frozenset((one, other))
     match = _PAIR.fullmatch(ends)
     if match is None:
         raise ConfigError(f"link {text!r}: {ends!r} is not a pair of engines", advice=_HOW_PAIR)
@@ -171,6 +180,9 @@ def _pair(ends: str, text: str, members: Sequence[str] | None) -> frozenset[str]
         raise ConfigError(f"link {text!r}: engine {numbers[0]} has no link to itself", advice=_HOW_PAIR)
     if members is None:
         return frozenset(_ENGINE.format(number) for number in numbers)
+    if not members:
+        advice = "Only a cluster file numbers nodes. Write ids, as in mac1..mac2:40ms."
+        raise ConfigError(f"link {text!r}: nodes have no numbers here", advice=advice)
     for number in numbers:
         if number >= len(members):
             last = len(members) - 1

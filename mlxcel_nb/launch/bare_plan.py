@@ -34,7 +34,8 @@ class NodePlan:
         peers: addresses by node id; port 0 where beacons tell it.
         strangers: addresses of peers whose ids are not known yet.
         alone: nobody is beside it, so no cluster secret is read.
-        members: ids in the order in which `--link A-B:SHAPE` counts them.
+        members: ids in the order in which `--link A-B:SHAPE` counts them; none without a file, where every node would
+            count from itself.
     """
 
     source: str
@@ -52,6 +53,14 @@ class NodePlan:
     beacons: bool = False
     members: tuple[str, ...] = ()
     transport: str = "auto"
+
+    @property
+    def unheard(self) -> bool:
+        """Whether it listens on loopback alone though others, perhaps of other hosts, are to find it."""
+        if self.source != FLAGS or not self.bind.is_loopback or self.role == ROUTER:
+            return False
+        others = (*self.peers.values(), *self.strangers)
+        return any(not each.is_loopback for each in others) or (self.beacons and not others)
 
 
 def from_file(
@@ -187,7 +196,6 @@ def from_flags(
         strangers=tuple(strangers),
         alone=asked == HYBRID and not (named or strangers or secret_given or discover),
         beacons=discover,
-        members=(node_id or "", *named),
     )
 
 

@@ -89,6 +89,7 @@ def test_without_a_general_shape_other_links_stay_as_they_are() -> None:
     plan = parse_links(["0-1:40ms"], ["a", "b", "c"])
     assert plan.between("b", "a") == parse_link("40ms")
     assert plan.between("a", "c") is None
+    assert plan == parse_links(["b..a:40ms"], ["a", "b", "c"])
     assert parse_links([]) == LinkPlan()
     assert LinkPlan().seen_from("a") is None
 
@@ -102,6 +103,9 @@ def test_without_a_general_shape_other_links_stay_as_they_are() -> None:
         (["0-4:1ms"], "there is no engine 4. They are numbered 0 to 3."),
         (["0:1ms"], "'0' is not a pair of engines"),
         (["a-b:1ms"], "'a-b' is not a pair of engines. Write A-B:SHAPE"),
+        (["engine-0..b:1ms"], "there is no node b. There are engine-0, engine-1, engine-2, engine-3."),
+        (["engine-0..engine-0:1ms"], "is not a pair of nodes"),
+        (["..engine-0:1ms"], "is not a pair of nodes"),
         (["0-1:slow"], "'slow' is not a latency"),
     ],
 )
@@ -109,3 +113,10 @@ def test_shapes_that_contradict_each_other_or_name_nobody_are_refused(texts: lis
     with pytest.raises(ConfigError) as refused:
         parse_links(texts, [f"engine-{n}" for n in range(4)])
     assert says in str(refused.value)
+
+
+def test_nodes_without_a_file_have_ids_and_no_numbers() -> None:
+    plan = parse_links(["mac-1..mac-2:40ms"], ())
+    assert plan.between("mac-2", "mac-1") == parse_link("40ms")
+    with pytest.raises(ConfigError, match="nodes have no numbers here"):
+        parse_links(["0-1:40ms"], ())

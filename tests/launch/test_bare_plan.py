@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -198,3 +199,20 @@ def test_a_loopback_peer_of_a_node_that_others_reach_is_refused() -> None:
     made = from_flags(cluster="lab", node_id="a", peers="b=127.0.0.1:9001", bind="10.0.0.1:9000")
     with pytest.raises(ConfigError, match=r"node b: 127\.0\.0\.1 means this host, and the plan has others too"):
         judge(made, {"10.0.0.1": ["10.0.0.1"], "127.0.0.1": ["127.0.0.1"]}, OWN)
+
+
+@pytest.mark.parametrize(
+    ("flags", "unheard"),
+    [
+        ({"discover": True}, True),
+        ({"peers": "b=10.0.0.2:9000"}, True),
+        ({"peers": "10.0.0.2:9000,127.0.0.1:9001"}, True),
+        ({"peers": "b=127.0.0.1:9001"}, False),
+        ({"peers": "b=127.0.0.1:9001", "discover": True}, False),
+        ({"discover": True, "bind": "10.0.0.1"}, False),
+        ({"peers": "b=10.0.0.2:9000", "role": "router"}, False),
+        ({}, False),
+    ],
+)
+def test_a_node_that_others_cannot_find_is_told_apart(flags: dict[str, Any], unheard: bool) -> None:
+    assert from_flags(cluster="lab", node_id="a", **flags).unheard is unheard

@@ -36,7 +36,7 @@ def add(tree: Tree) -> None:
     node.add("--previous-secret-file", metavar="FILE", completes=Kind.PATH, help=older)
     node.add("--suite", choices=SUITES, default=SUITES[0], help="cipher suite (default aes-256-gcm)")
     node.add("--threads", type=shared.count, metavar="N", help="CPU threads for MLX (default: as in the file, or all)")
-    shared.link(node, "make links be like this, as in 5ms,1Gbit,0.1%%; repeatable, 0-1:40ms for two nodes")
+    shared.link(node, "make links like this: 5ms,1Gbit,0.1%%; repeatable; 0-1:40ms or mac1..mac2:40ms for two nodes")
 
 
 def _ports(text: str) -> tuple[int, int]:
