@@ -30,6 +30,8 @@ def node(args: argparse.Namespace, context: Context) -> None:
     console = context.console
     for host in places.unknown:
         console.remark(note(f"{host} is not known yet; it is asked for again at every attempt"))
+    if args.bind is None and plan.unheard:
+        console.remark(note("listens on loopback alone; give --bind for other hosts"))
     units = plan.entry.compute_units if plan.entry else 0
     bare.run(
         plan,
@@ -41,6 +43,7 @@ def node(args: argparse.Namespace, context: Context) -> None:
         back_end=missing_back_end(),
         listening=lambda address, computes: f"listening on {address}: {_words(plan, args.suite, computes)}",
         changed=change_line,
+        unseen=unseen_line,
         say=console.say,
     )
     console.remark(note("stopped"))
@@ -100,5 +103,14 @@ def change_line(change: Change) -> str | None:
     if change.state is State.ALIVE:
         words = {State.UNSEEN: "alive", State.DEAD: "back"}.get(change.before, "alive again")
         return f"{change.node_id} is {words}"
-    reason = "".join(char if char.isprintable() else " " for char in change.reason)
+    reason = _plain(change.reason)
     return f"{change.node_id} is {state}{f': {reason}' if reason else ''}"
+
+
+def unseen_line(peer: str, reason: str) -> str:
+    """What a user is told of a peer that was never reached."""
+    return f"{peer} is unseen: {_plain(reason)}"
+
+
+def _plain(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)

@@ -104,6 +104,7 @@ def run(
     back_end: str | None,
     listening: Callable[[Address, str], str],
     changed: Callable[[Change], str | None],
+    unseen: Callable[[str, str], str],
     say: Callable[[str], object],
 ) -> None:
     """Be the node until SIGINT or SIGTERM; on the main thread.
@@ -115,6 +116,7 @@ def run(
         back_end: why MLX cannot compute here; None where it can.
         listening: the line for the address bound, and what multiplies matrices here.
         changed: the line for a peer's change of state, if it deserves one.
+        unseen: the line for why a peer, of this id or address, was never reached.
         say: prints a line, on this thread.
 
     Raises:
@@ -129,6 +131,9 @@ def run(
     def tell(change: Change) -> None:
         if line := changed(change):
             lines.put(line)
+
+    def miss(peer: str, reason: str) -> None:
+        lines.put(unseen(peer, reason))
 
     config = NodeConfig(
         cluster=plan.cluster,
@@ -149,7 +154,7 @@ def run(
         discover=plan.beacons,
         previous_secret=secrets.previous,
     )
-    node = Node(config, secrets.current, on_change=tell)
+    node = Node(config, secrets.current, on_change=tell, on_unseen=miss)
     with _signals(lambda: lines.put(None)):
         try:
             say(listening(node.start(), back_end or str(blas)))

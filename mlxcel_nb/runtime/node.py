@@ -61,6 +61,7 @@ class Node:
 
     Args:
         on_change: told of each change in a peer's state, on the node's loop; it must not block.
+        on_unseen: told there why a peer was never reached, once a reason: its id or address, and the reason.
         probe: asks the system for the host's interfaces, on a thread.
     """
 
@@ -70,6 +71,7 @@ class Node:
         secret: Secret,
         *,
         on_change: Callable[[Change], None] | None = None,
+        on_unseen: Callable[[str, str], object] | None = None,
         probe: Callable[[], HostFacts] = probe,
     ) -> None:
         self.config = config
@@ -77,6 +79,7 @@ class Node:
         self._secret = secret
         self._secrets = [each for each in (secret, config.previous_secret) if each is not None]
         self._on_change = on_change
+        self._on_unseen = on_unseen
         self._incarnation = new_incarnation()
         self._shapes = config.links.seen_from(config.node_id)
         self._measuring = Measuring(self._identity, self._secrets, self._shapes)
@@ -210,6 +213,7 @@ class Node:
             shapes=self._shapes,
             own=self._address,
             source=self._source,
+            on_unseen=self._on_unseen,
         )
         if node_id is not None:
             made.add(node_id, [address])
@@ -224,6 +228,7 @@ class Node:
             on_message=self._on_message,
             on_stream=self._on_stream,
             on_change=self._peer_changed,
+            on_unseen=self._on_unseen,
             progress=lambda: (self._worker.progress, self._worker.activity != "idle"),
             announce=self._surroundings.addresses,
         )

@@ -186,3 +186,17 @@ def test_a_bad_file_is_refused_with_all_its_mistakes(start: Start, tmp_path: Pat
     assert len(node.err) == 3 and "has 2 mistakes" in node.err[0], node.said
     missing = start("--cluster-config", str(tmp_path / "none.toml"), "--node-id", "a")
     assert missing.end() == 1 and "does not exist" in missing.said and len(missing.err) == 1
+
+
+def test_a_peer_that_was_never_reached_is_said_to_be_unseen_once_a_reason(start: Start, tmp_path: Path) -> None:
+    secret, (here, there) = secret_file(tmp_path), free_ports(2)
+    a = start(
+        *("--node-id", "a", "--secret-file", str(secret)),
+        *("--peers", f"b=127.0.0.1:{here},127.0.0.1:{there}"),
+    )
+    a.line(f"b is unseen: host 127.0.0.1:{here} is offline: connection refused")
+    a.line(f"127.0.0.1:{there} is unseen: host 127.0.0.1:{there} is offline: connection refused")
+    b = start("--node-id", "b", "--secret-file", str(secret), "--bind", f"127.0.0.1:{here}")
+    a.line("b is alive")
+    assert (a.stop(), b.stop()) == (0, 0)
+    assert sum("b is unseen" in line for line in a.out) == 1 and "loopback alone" not in a.said, a.said

@@ -15,7 +15,7 @@ from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import HandshakeError, MlxcelError
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.links.dial import dial
-from mlxcel_nb.net.pool.backoff import Backoff
+from mlxcel_nb.net.pool.backoff import UNSEEN_AFTER, Backoff
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.wire.handshake import Identity
 
@@ -34,12 +34,17 @@ async def introduced(
     shapes: Shapes | None = None,
     own: Address | None = None,
     source: str = "",
+    on_unseen: Callable[[str, str], object] | None = None,
 ) -> str | None:
     """The id of the node at `address`, as soon as one answers there; None when it is this node itself.
 
     Goes on until it is cancelled: a peer may start days later. A peer that cannot be let in is logged once.
+
+    Args:
+        on_unseen: told why nobody was reached, once a reason: the address, and the reason.
     """
     backoff, complained = Backoff(), False
+    told: set[str] = set()
     while address != own:
         try:
             link = await dial(
@@ -57,6 +62,10 @@ async def introduced(
             if isinstance(error, HandshakeError) and not complained:
                 log.warning("%s", error)
                 complained = True
+            if not isinstance(error, HandshakeError) and backoff.failed >= UNSEEN_AFTER and error.cause not in told:
+                told.add(error.cause)
+                if on_unseen is not None:
+                    on_unseen(str(address), error.cause)
             await asyncio.sleep(backoff.next_s() or 0.0)
             continue
         ControlLink(link, on_frame=_drop, on_state=_drop).close("introduced")

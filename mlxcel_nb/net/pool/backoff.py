@@ -16,6 +16,9 @@ CAP_S = 15.0
 
 FACTOR = 2.0
 
+UNSEEN_AFTER = 4
+"""Failed attempts before a peer is said to be missing: nodes that start together find each other before that."""
+
 
 class Backoff:
     """The delays of one row of attempts.

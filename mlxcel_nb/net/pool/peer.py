@@ -27,6 +27,8 @@ class Peer:
         self.linked_at = 0.0
         self.complaint = ""
         """What was said last of why it cannot be let in, or does not let us in."""
+        self.told: set[str] = set()
+        """Why it is unseen, as far as that was said."""
         self._linked = asyncio.Event()
         self._lost = asyncio.Event()
         self._last: ControlLink | None = None

@@ -39,7 +39,7 @@ from mlxcel_nb.errors import HandshakeError, MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.net.links.link import Link
-from mlxcel_nb.net.pool.backoff import Backoff
+from mlxcel_nb.net.pool.backoff import UNSEEN_AFTER, Backoff
 from mlxcel_nb.net.pool.peer import Peer
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
@@ -77,6 +77,7 @@ class Pool:
         on_message: takes what is neither an answer nor a heartbeat; a `WireError` ends the link.
         on_stream: takes stream messages; without it they end the link.
         on_change: told of each change in a peer's state.
+        on_unseen: told why a peer was never reached, once a reason: its id, and the reason.
         progress: steps done so far and whether there is work, for our own heartbeats.
         announce: the addresses of this host, which peers are told of.
     """
@@ -92,6 +93,7 @@ class Pool:
         on_message: Callable[[ControlLink, Message], None],
         on_stream: Callable[[ControlLink, Message], None] | None = None,
         on_change: Callable[[Change], None] | None = None,
+        on_unseen: Callable[[str, str], object] | None = None,
         progress: Callable[[], tuple[int, bool]] = lambda: (0, False),
         announce: Callable[[], Sequence[str]] = tuple,
     ) -> None:
@@ -102,6 +104,7 @@ class Pool:
         self._on_message = on_message
         self._on_stream = on_stream
         self._on_change = on_change
+        self._on_unseen = on_unseen
         self._progress = progress
         self._announce = announce
         self._loop = asyncio.get_running_loop()
@@ -348,10 +351,15 @@ class Pool:
             self._gone(spare, spare.reason, goodbye=True)
 
     def _log_failure(self, peer: Peer, error: MlxcelError) -> None:
-        """A refusal, the peer's or ours, is said once; a peer that is merely not there is in the status."""
-        if isinstance(error, HandshakeError) and error.cause != peer.complaint:
-            log.warning("%s", error)
-            peer.complaint = error.cause
+        """A refusal, by either side, is said once, and so is why a peer was never there; the rest is in the status."""
+        if isinstance(error, HandshakeError):
+            if error.cause != peer.complaint:
+                log.warning("%s", error)
+                peer.complaint = error.cause
+        elif self.membership.members[peer.node_id].state is State.UNSEEN and peer.backoff.failed >= UNSEEN_AFTER:
+            if self._on_unseen is not None and error.cause not in peer.told:
+                self._on_unseen(peer.node_id, error.cause)
+            peer.told.add(error.cause)
 
     # -- what links say ---------------------------------------------------------------------------
 
