@@ -80,6 +80,8 @@ class Cluster(AsyncTwins):
         self.step_s = step_s
         self.nodes: list[EngineInfo] = []
         self._secret = secret or random_secret()
+        self.secret_is_random = secret is None
+        """Whether nobody can know the secret but the processes of this cluster."""
         self._launcher: LocalCluster | None = None
         self._router: Router | None = None
         self._instance: str | None = None

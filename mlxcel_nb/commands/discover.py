@@ -46,7 +46,8 @@ def discover(args: argparse.Namespace, context: Context) -> int:
                 line = json.dumps({"cluster": cluster, "seconds": args.seconds, **found.to_dict()})
                 progress.finish(View(line, note(line).html))
             else:
-                progress.finish(discovered_view(found, cluster=cluster, seconds=args.seconds))
+                private = _is_private(args, context.session)
+                progress.finish(discovered_view(found, cluster=cluster, seconds=args.seconds, private=private))
     finally:
         loop.close()
     return 0 if found.nodes else 1
@@ -67,3 +68,13 @@ def _whose(args: argparse.Namespace, session: Session) -> tuple[str, list[Secret
         raise SecretError("no cluster secret was given", advice="Use --secret-file, or MLXCEL_CLUSTER_SECRET_FILE.")
     older = [read_secret_file(args.previous_secret_file)] if args.previous_secret_file else []
     return name or CLUSTER, [secret, *older]
+
+
+def _is_private(args: argparse.Namespace, session: Session) -> bool:
+    """Whether `_whose` gives a secret that a cluster of this notebook made for itself, and no other host can know."""
+    if args.secret_file is not None:
+        return False
+    try:
+        return session.get(args.cluster).cluster.secret_is_random
+    except ClusterError:
+        return False

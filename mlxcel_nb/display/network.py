@@ -15,8 +15,12 @@ EXACT_S = 0.5
 """A smaller clock difference may be the way a datagram took, and harms nobody."""
 
 
-def discovered_view(found: Findings, *, cluster: str, seconds: float) -> View:
-    """The nodes that were heard within `seconds`, and what was heard but not believed."""
+def discovered_view(found: Findings, *, cluster: str, seconds: float, private: bool = False) -> View:
+    """The nodes that were heard within `seconds`, and what was heard but not believed.
+
+    Args:
+        private: the secret is one that a cluster of this notebook made for itself.
+    """
     columns = [
         Column("node"),
         Column("role"),
@@ -38,7 +42,7 @@ def discovered_view(found: Findings, *, cluster: str, seconds: float) -> View:
         ]
         for node in found.nodes
     ]
-    return table(f"Nodes of cluster {printable(cluster)}", columns, rows, _notes(found, seconds))
+    return table(f"Nodes of cluster {printable(cluster)}", columns, rows, _notes(found, seconds, private))
 
 
 def _paths(node: Sighting) -> str:
@@ -55,10 +59,15 @@ def _clock(seconds: float) -> str:
     return f"{figure(abs(seconds))} s {'ahead' if seconds > 0 else 'behind'}"
 
 
-def _notes(found: Findings, seconds: float) -> list[str]:
+def _notes(found: Findings, seconds: float, private: bool) -> list[str]:
     notes = []
     where = ", ".join(found.interfaces) or "no interface"
-    if not found.nodes:
+    if not found.nodes and private:
+        notes.append(
+            f"Nothing was heard in {figure(seconds)} s on {where}. The secret is the one that this notebook's cluster "
+            "made for itself, which no other host can know. For nodes of other hosts give --secret-file and --cluster."
+        )
+    elif not found.nodes:
         notes.append(
             f"Nothing was heard in {figure(seconds)} s on {where}. Check that the nodes announce themselves, that the "
             f"firewalls let UDP port {PORT} through, and that cluster name and secret are the same."

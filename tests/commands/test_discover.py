@@ -32,7 +32,9 @@ def session_with(name: str | None) -> Session:
     session = Session()
     if name:
         session._held[name] = Held(
-            SimpleNamespace(name=name, secret=Secret(b"of the notebook's own"), stop=lambda: None)
+            SimpleNamespace(
+                name=name, secret=Secret(b"of the notebook's own"), secret_is_random=True, stop=lambda: None
+            )
         )
     return session
 
@@ -47,6 +49,16 @@ def key(tmp_path: Path) -> Path:
 
 def test_a_notebook_s_own_cluster_lends_its_name_and_secret() -> None:
     assert discover._whose(given("", Where.MAGIC), session_with("lab")) == ("lab", [Secret(b"of the notebook's own")])
+
+
+def test_only_a_cluster_s_own_random_secret_is_one_that_nobody_else_knows(key: Path) -> None:
+    held = session_with("lab")
+    assert discover._is_private(given("", Where.MAGIC), held)
+    held.get("lab").cluster.secret_is_random = False
+    assert not discover._is_private(given("", Where.MAGIC), held)
+    held.get("lab").cluster.secret_is_random = True
+    assert not discover._is_private(given(f"--secret-file {key}"), held)
+    assert not discover._is_private(given("--cluster other"), held)
 
 
 def test_a_file_comes_first_and_the_cluster_s_name_has_a_default(key: Path) -> None:

@@ -63,3 +63,9 @@ def test_what_members_say_of_themselves_cannot_write_html_or_steer_a_terminal() 
     view = discovered_view(replace(FOUND, nodes=(replace(NODE, node_id="<b>\u202ex"),)), cluster="lab", seconds=5.0)
     assert "<b>" not in view.html and "&lt;b&gt;" in view.html
     assert "\u202e" not in view.text
+
+
+def test_with_a_secret_that_no_other_host_can_know_the_advice_is_to_give_one() -> None:
+    view = discovered_view(replace(FOUND, nodes=()), cluster="lab", seconds=5.0, private=True)
+    assert "no other host can know" in view.text and "give --secret-file and --cluster" in view.text
+    assert "firewalls" not in view.text
