@@ -200,6 +200,31 @@ def test_ping_prints_figures_or_one_object(listener: Listening) -> None:
     assert listener.end() == (0, ["stopped"])
 
 
+def test_ctrl_c_of_a_ping_prints_the_figures_so_far(listener: Listening) -> None:
+    words = [
+        "net",
+        "ping",
+        listener.address,
+        "--secret-file",
+        str(listener.secret),
+        "--link",
+        "20ms",
+        "--count",
+        "9999",
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "mlxcel_nb", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        heard = psutil.Process(listener.process.pid)
+        deadline = time.monotonic() + 20
+        while not any(each.status == psutil.CONN_ESTABLISHED for each in heard.net_connections("tcp")):
+            assert time.monotonic() < deadline, "waited 20 s for a connection"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert "pings of 64 bytes" in out.replace("1 ping of", "1 pings of") and "Traceback" not in err
+
+
 def test_a_ping_that_is_not_let_in_says_why_and_fails_and_so_does_the_listener(
     listener: Listening, tmp_path: Path
 ) -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import concurrent.futures
+import contextlib
 import json
 import signal
+import threading
 from typing import Any
 
 from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
 from mlxcel_nb.commands.console import Console
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.display.view import View, note
-from mlxcel_nb.errors import PeerLost, Refused, SecretError
+from mlxcel_nb.errors import MlxcelError, PeerLost, Refused, SecretError, StepTimeout
 from mlxcel_nb.net.measuring import ping as logic
 from mlxcel_nb.util.loop import LoopThread
 
 PING_S = 60.0
 """For one ping and its share of the handshake; each step inside has a shorter deadline of its own."""
+
+LAST_PONG_S = 2.0
+"""For the ping under way after Ctrl-C."""
 
 
 def listen(args: argparse.Namespace, context: Context) -> None:
@@ -51,8 +57,20 @@ def ping(args: argparse.Namespace, context: Context) -> None:
     secret = _secret(args)
     loop = LoopThread("mlxcel-ping")
     try:
-        pinging = logic.ping(args.address, secret, count=args.count, size=args.size, **_options(args))
-        report = loop.call(pinging, timeout=PING_S + args.count * logic.PONG_S, what=f"pongs of {args.address}")
+        stop, patience = threading.Event(), PING_S + args.count * logic.PONG_S
+        pinging = loop.spawn(
+            logic.ping(args.address, secret, count=args.count, size=args.size, stop=stop, **_options(args))
+        )
+        try:
+            concurrent.futures.wait([pinging], patience)
+        except KeyboardInterrupt:  # what was measured by now is worth showing
+            stop.set()
+            with contextlib.suppress(MlxcelError, TimeoutError):
+                _show(pinging.result(LAST_PONG_S), args, context)
+            raise
+        if not pinging.done():
+            raise StepTimeout(f"waited {patience:g} s for pongs of {args.address}")
+        report = pinging.result()
     except PeerLost as silent:
         if args.address.rpartition(":")[0] in silent.cause:
             raise
@@ -60,6 +78,10 @@ def ping(args: argparse.Namespace, context: Context) -> None:
         raise PeerLost(f"{silent.cause}, at {args.address}", node=silent.node, advice=advice) from None
     finally:
         loop.close()
+    _show(report, args, context)
+
+
+def _show(report: logic.PingReport, args: argparse.Namespace, context: Context) -> None:
     as_json = getattr(args, "json", False)
     for line in [json.dumps(report.to_dict())] if as_json else report.lines():
         context.console.show(View(line, note(line).html))

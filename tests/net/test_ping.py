@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -345,3 +346,18 @@ async def until(condition) -> None:
 
 def _ignore(_line: str) -> None:
     pass
+
+
+def test_a_ping_that_is_stopped_reports_what_there_was():
+    async def case():
+        async with listener() as (address, _):
+            stop = threading.Event()
+            stop.set()
+            assert len((await ping(address, SECRET, count=100, stop=stop)).round_trips_s) == 1
+
+    run(case())
+
+
+def test_port_0_is_refused_before_anything_is_dialled():
+    with pytest.raises(ConfigError, match=r"nobody listens at 127\.0\.0\.1:0"):
+        run(ping("127.0.0.1:0", SECRET))

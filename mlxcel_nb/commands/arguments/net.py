@@ -19,7 +19,7 @@ def add(tree: Tree) -> None:
         "another secret, version, cipher suite or cluster and nobody else did, else 0."
     )
     listen = group.leaf("listen", "answer pings until stopped", "net:listen", where=Where.SHELL, detail=detail)
-    listen.add("--bind", metavar="HOST:PORT", default="127.0.0.1:0", help="where to listen (default 127.0.0.1:0)")
+    listen.add("--bind", metavar="HOST[:PORT]", default="127.0.0.1:0", help="where to listen (default 127.0.0.1:0)")
     _peer(listen)
     ping = group.leaf("ping", "measure round trips and bandwidth to a node", "net:ping")
     ping.add("address", metavar="HOST:PORT", help="where the node listens")

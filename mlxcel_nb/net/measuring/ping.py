@@ -10,6 +10,7 @@ import asyncio
 import collections
 import secrets
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -186,7 +187,7 @@ async def listen(
     Raises:
         ConfigError: the address cannot be bound.
     """
-    where = parse_address(bind)
+    where = parse_address(bind, default_port=0)
     identity = _identity(cluster, node_id or f"listen-{secrets.token_hex(4)}", LISTENER_ROLE, suite)
     _check_rekey(rekey_every)
     links: set[ControlLink] = set()
@@ -233,10 +234,12 @@ async def ping(
     count: int = COUNT,
     size: int = SIZE,
     echo: Callable[[str], object] | None = None,
+    stop: threading.Event | None = None,
 ) -> PingReport:
     """Connect to a node, ping it `count` times with `size` bytes of filler, and leave.
 
     Args:
+        stop: when set, there is no further ping after the one under way; the report is of those there were.
         shape: how what is sent is shaped; what comes back is the other side's affair.
 
     Raises:
@@ -249,12 +252,15 @@ async def ping(
     if not 0 <= size <= MAX_FILLER:
         raise ConfigError(f"pings of {size} bytes", advice=f"0 to {MAX_FILLER} bytes are possible.")
     _check_rekey(rekey_every)
+    to = parse_address(address) if isinstance(address, str) else address
+    if not to.port:
+        raise ConfigError(f"nobody listens at {to}", advice="Write the port that the node says it listens on.")
     identity = _identity(cluster, node_id or visitor_id(), VISITOR_ROLE, suite)
     began = time.perf_counter()
     link = await dial(
         identity,
         secret,
-        address,
+        to,
         previous_secret=previous_secret,
         rekey_every=rekey_every,
         shapes=_always(shape),
@@ -263,7 +269,9 @@ async def ping(
     control = ControlLink(link, on_frame=_drop, on_state=_drop)
     filler = secrets.token_bytes(size)
     try:
-        round_trips = [await control.ping(filler, within_s=PONG_S) for _ in range(count)]
+        round_trips = [await control.ping(filler, within_s=PONG_S)]
+        while len(round_trips) < count and not (stop and stop.is_set()):
+            round_trips.append(await control.ping(filler, within_s=PONG_S))
     finally:
         control.close("done")
     report = PingReport(
