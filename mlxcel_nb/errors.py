@@ -32,7 +32,7 @@ class MlxcelError(Exception):
         what = f"{where}{self.cause}"
         if not self.advice:
             return what
-        return f"{what.rstrip('.')}. {self.advice}"
+        return f"{what if what.endswith('?') else what.rstrip('.') + '.'} {self.advice}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.cause, self.node, self.advice)

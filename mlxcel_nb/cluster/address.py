@@ -56,6 +56,8 @@ class Address:
 def parse_address(text: str, default_port: int | None = None) -> Address:
     """Read `host:port`, `[v6]:port` or `[v6%zone]:port`; the port may be left out where `default_port` is given."""
     text = text.strip()
+    if "://" in text:
+        raise ConfigError(f"{text!r} is a URL, not an address", advice="Write HOST:PORT alone.")
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):

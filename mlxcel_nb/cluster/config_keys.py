@@ -100,7 +100,10 @@ def _name(example: str) -> Reader:
     def read(value: object) -> str:
         text: str = _expect(str, value, example)
         try:
-            return check_name("it", text)
+            check_name("it", text)
+            if text != text.strip():
+                raise ConfigError("it begins or ends with a space")
+            return text
         except ConfigError as error:
             cause = error.cause.removeprefix("it ")
             raise ConfigError(cause, advice=f"Write 1 to 128 bytes of printable text, like {example}.") from None

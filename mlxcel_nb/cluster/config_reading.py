@@ -7,6 +7,7 @@ noted, and its key remembered, so that the checks after this one neither trust i
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from mlxcel_nb.cluster.names import has_control
 from mlxcel_nb.errors import ConfigError
 
 MAX_CHARACTERS = 1 << 20
+_KEY = re.compile(r"\(('[^']*'(?:, )?,?)+\)")
+_PART = re.compile(r"'([^']*)'")
+"""How Python writes the name of a table, ('cluster',), and the words in it."""
 """Of a cluster file; 512 nodes with every key need a tenth of it."""
 
 SHOWN = 40
@@ -72,6 +76,7 @@ def read(text: str) -> Reading:
         return reading
     except ValueError as error:  # TOMLDecodeError, and what Python says of a number with thousands of digits
         what = "".join(c if c.isprintable() else " " for c in str(error))[:200]
+        what = _KEY.sub(lambda key: f"[{'.'.join(_PART.findall(key[0]))}]", what)
         reading.mistakes.append(_whole_file(f"is not TOML: {what}", 'Text is "quoted", and a table has [brackets].'))
         return reading
     nodes = document.get("nodes", [])

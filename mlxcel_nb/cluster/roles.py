@@ -67,7 +67,8 @@ def parse_role(text: str, *, router: bool = False) -> str:
         return role
     names = [*ROLES, *ALIASES, *([ROUTER] if router else [])]
     near = _NEAR.get(wanted) or next(iter(difflib.get_close_matches(wanted, names, n=1)), None)
-    advice = f"Perhaps {near}?" if near else f"Roles are {', '.join(names[: len(ROLES)])}."
+    own_names = [*ROLES, *([ROUTER] if router else [])]
+    advice = f"Perhaps {near}?" if near else f"Roles are {', '.join(own_names)}."
     raise ConfigError(f"{text[:64]!r} is not a role", advice=advice)
 
 

@@ -89,6 +89,8 @@ def read_secret_file(path: str | os.PathLike[str]) -> Secret:
             value = file.read(MAX_BYTES + 3)
     except FileNotFoundError:
         raise SecretError(f"{name} does not exist", advice=_HOW_TO_MAKE) from None
+    except IsADirectoryError:
+        raise SecretError(f"{name} is a folder", advice="Give the path of the file in it.") from None
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise SecretError(f"{name} cannot be read: {reason}", advice="Check its owner, and chmod 600 it.") from None

@@ -46,7 +46,7 @@ def status_view(status: ClusterStatus) -> View:
     if model:
         title += f": {model.model}, {model.layout}, {model.dtype}{_sums(model)}"
     notes = [] if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
-    notes += [f"The model no longer works: {why}" for why in dict.fromkeys(n.error for n in status.nodes if n.error)]
+    notes += [f"The model no longer works: {why}" for why in _losses(status)]
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
     if status.differing:
         columns = [Column("library"), Column("version"), Column("nodes")]
@@ -57,6 +57,16 @@ def status_view(status: ClusterStatus) -> View:
     if status.last:
         views.append(note(f"Last answer: {status.last.figures}"))
     return stack(*views)
+
+
+def _losses(status: ClusterStatus) -> list[str]:
+    """Why the model no longer works: what one node says of each lost one, as others say the same in other words."""
+    ids = {node.node_id for node in status.nodes}
+    found: dict[str, str] = {}
+    for why in (node.error for node in status.nodes if node.error):
+        whose = why.partition(": ")[0]
+        found.setdefault(whose if whose in ids else why, why)
+    return list(found.values())
 
 
 def node_view(status: ClusterStatus, node_id: str) -> View:

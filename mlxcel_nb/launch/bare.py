@@ -15,18 +15,22 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change
 from mlxcel_nb.cluster.roles import HYBRID
 from mlxcel_nb.cluster.secret import Secret, random_secret, read_secret_file, resolve_secret
 from mlxcel_nb.cluster.shape import LinkPlan
-from mlxcel_nb.errors import SecretError
+from mlxcel_nb.errors import ConfigError, SecretError
 from mlxcel_nb.launch.bare_plan import NodePlan, Whereabouts, hosts, judge
 from mlxcel_nb.models.blas import load_fast_blas
 from mlxcel_nb.net.interfaces.probe import own_addresses
 from mlxcel_nb.net.links.addresses import is_numeric
 from mlxcel_nb.net.links.resolver import resolve
+
+if TYPE_CHECKING:
+    from mlxcel_nb.runtime.node import Node
 
 LOOKUP_S = 10.0
 """For all names of a plan, looked up at once: above what a resolver takes to give up on one silent server."""
@@ -157,11 +161,22 @@ def run(
     node = Node(config, secrets.current, on_change=tell, on_unseen=miss)
     with _signals(lambda: lines.put(None)):
         try:
-            say(listening(node.start(), back_end or str(blas)))
+            say(listening(_started(node, plan), back_end or str(blas)))
             while (line := lines.get()) is not None:
                 say(line)
         finally:
             node.stop()
+
+
+def _started(node: Node, plan: NodePlan) -> Address:
+    """Start it; a busy port is one of the cluster file's, where there is one."""
+    try:
+        return node.start()
+    except ConfigError as error:
+        if plan.entry is None or " in use" not in error.cause:
+            raise
+        advice = f"End that process, or give {plan.node_id} another port in {plan.source}, the same on every host."
+        raise ConfigError(f"node {plan.node_id}: {error.cause}", advice=advice) from None
 
 
 def _sources(plan: NodePlan, places: Whereabouts) -> Mapping[str, Collection[str]]:

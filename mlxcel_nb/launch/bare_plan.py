@@ -99,7 +99,7 @@ def from_file(
         )
     if node_id is None:
         known = ", ".join(entry.id for entry in config.nodes)
-        raise ConfigError("which node of the file is this", advice=f"Give --node-id; {source} lists {known}.")
+        raise ConfigError("which node of the file is this?", advice=f"Give --node-id; {source} lists {known}.")
     entry = config.node(node_id)
     if asked not in (None, entry.role):
         advice = "Leave --node-role out, or change the file on every host."
@@ -162,6 +162,8 @@ def from_flags(
         if node_id is None:
             raise ConfigError("is missing", advice="Name this node, as in --node-id mac1.")
         check_name("it", node_id)
+        if node_id != node_id.strip():
+            raise ConfigError(f"{node_id!r} begins or ends with a space", advice="Take it away.")
     except ConfigError as error:
         mistakes.append(_mistake("--node-id", error, "Write 1 to 128 bytes of printable text, like mac1."))
     try:
@@ -211,6 +213,7 @@ def _read_peers(text: str, mistakes: list[Mistake]) -> tuple[dict[str, Address],
         peer_id, equals, rest = part.rpartition("=")
         try:
             address = parse_address(rest)
+            peer_id = peer_id.strip()
             if equals:
                 check_name("a peer's id", peer_id)
             if not address.port or address.is_wildcard:

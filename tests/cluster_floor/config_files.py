@@ -43,6 +43,8 @@ MISTAKES = [
     ("nodes = []", "[[nodes]]: the file lists no node. Add [[nodes]] with an id and an address for each."),
     ("format = 2\n" + A, "line 1: format: 2 is not known here. This version reads format = 1; update mlxcel_nb where the file comes from a newer one."),
     ("[[nodes]", "is not TOML: Expected ']]' at the end of an array declaration (at line 1, column 8). Text is \"quoted\", and a table has [brackets]."),
+    ("[cluster]\n[cluster]", "is not TOML: Cannot declare [cluster] twice (at line 2, column 9). Text is \"quoted\", and a table has [brackets]."),
+    (cluster(node(" a", "h:1")), 'line 4: node 1: id begins or ends with a space. Write 1 to 128 bytes of printable text, like "mac1".'),
     ("x = " + "[" * 5000, "nests too deeply. Take the brackets away."),
     ("[nodes]\nid = 'a'", "line 1: [[nodes]]: is not a list of tables. Write [[nodes]], with two brackets, for each node."),
     ("cluster = 1\n" + A, "[cluster]: is not a table. Write [cluster] on a line of its own, and keys below it."),

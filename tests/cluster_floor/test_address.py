@@ -103,3 +103,8 @@ def test_the_wildcard_is_recognised() -> None:
         False,
         False,
     ]
+
+
+def test_a_url_is_called_one() -> None:
+    with pytest.raises(ConfigError, match=r"is a URL, not an address\. Write HOST:PORT alone"):
+        parse_address("http://127.0.0.1:9301/")

@@ -126,7 +126,7 @@ def test_a_missing_file_a_folder_and_a_pipe_are_refused(tmp_path: Path) -> None:
     os.mkfifo(pipe, 0o600)
     for path, words in (
         (tmp_path / "none", "does not exist"),
-        (tmp_path, "plain file|cannot be read"),
+        (tmp_path, "plain file|is a folder"),
         (pipe, "plain"),
     ):
         with pytest.raises(SecretError, match=words):

@@ -106,6 +106,8 @@ def test_a_dead_node_holds_nothing_and_a_living_one_is_not_blamed_for_it() -> No
     assert "● alive " in alive and "SIGKILL" not in alive and "269 MB" in alive
     assert "✕ dead (was killed by SIGKILL)" in dead and "269 MB" not in dead
     assert f"The model no longer works: {lost}" in lines
+    third = NodeReport(node_id="engine-2", state="alive", error="engine-1: connection to host 127.0.0.1 lost")
+    assert status_view(dataclasses.replace(found, nodes=(*nodes, third))).text.count("no longer works") == 1
     assert "weights" not in node_view(found, "engine-1").text and lost in node_view(found, "engine-0").text
 
 

@@ -113,7 +113,8 @@ def test_a_busy_port_names_who_holds_it_and_nothing_is_half_started(start: Start
     with socket.create_server(("127.0.0.1", ports[0])):
         a = start("--cluster-config", str(file), "--node-id", "a")
         assert a.end() == 1
-        assert a.err == [f"error: port {ports[0]} in use by pid {os.getpid()}. Choose another, or 0."], a.said
+        assert len(a.err) == 1 and f"error: node a: port {ports[0]} in use by pid {os.getpid()}. " in a.err[0], a.said
+        assert f"or give a another port in {file}, the same on every host." in a.err[0], a.said
         assert a.out == []
 
 

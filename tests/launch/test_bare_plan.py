@@ -71,7 +71,7 @@ def test_a_router_is_beside_the_nodes_of_a_file() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({}, "Give --node-id; c lists a, b"),
+        ({}, r"which node of the file is this\? Give --node-id; c lists a, b"),
         ({"node_id": "z"}, "lists no node 'z'"),
         ({"node_id": "a", "role": "decode"}, "makes a pipeline_stage, not decode"),
         ({"node_id": "a", "bind": "10.0.0.1:1"}, "--bind contradicts c"),
@@ -117,6 +117,13 @@ def test_all_flags_that_are_wrong_are_told_at_once() -> None:
         assert f" {flag}: " in told
     for peer in ("a is there twice", "h:1 is there twice", "'b' lacks a port", "a peer's id has 0 bytes"):
         assert f"--peers: {peer}" in told
+
+
+def test_an_id_with_spaces_around_it_and_a_role_that_is_none_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_flags(cluster="lab", node_id="a ", role="bogus")
+    told = "\n".join(caught.value.lines())
+    assert "--node-id: 'a ' begins or ends with a space" in told and "router" in told
 
 
 def test_a_port_outside_the_range_is_refused() -> None:

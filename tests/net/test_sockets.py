@@ -149,3 +149,8 @@ def test_a_connection_comes_from_the_source_it_was_given_where_that_is_of_use():
                 assert asyncio.run(case(target, useless)) == a.addresses["eth1"], useless
             a.cut("eth0")
             assert asyncio.run(case(target, a.addresses["eth0"])) == a.addresses["eth1"]
+
+
+def test_an_address_of_another_host_is_named_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is not an address of this host. It has .*127\.0\.0\.1"):
+        bind("192.0.2.1", 0)

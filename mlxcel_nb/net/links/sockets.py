@@ -87,6 +87,8 @@ def bind(host: str, port: int) -> socket.socket:
             sock.close()
             if error.errno == errno.EADDRINUSE:
                 raise ConfigError(f"port {port} in use{_holder_of(port)}", advice="Choose another, or 0.") from None
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(f"{host} is not an address of this host", advice=_ours()) from None
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
         sock.setblocking(False)
         return sock
@@ -121,6 +123,12 @@ def _local(host: str, port: int) -> list[Candidate]:
     except OSError as error:
         raise ConfigError(f"cannot listen on {host!r}: {error.strerror or error}") from None
     return [(family, sockaddr) for family, _, _, _, sockaddr in found]
+
+
+def _ours() -> str:
+    from mlxcel_nb.net.interfaces.probe import own_addresses
+
+    return f"It has {', '.join(sorted(own_addresses()))}."
 
 
 def _holder_of(port: int) -> str:
