@@ -41,12 +41,20 @@ class Measuring:
     Args:
         identity: what the node says of itself.
         secrets: the current cluster secret, then an older one that is tried where it is refused.
+        source: the node's own IP address, once it listens; as for `dial`.
     """
 
-    def __init__(self, identity: Callable[[], Identity], secrets: Sequence[Secret], shapes: Shapes | None) -> None:
+    def __init__(
+        self,
+        identity: Callable[[], Identity],
+        secrets: Sequence[Secret],
+        shapes: Shapes | None,
+        source: Callable[[], str],
+    ) -> None:
         self._identity = identity
         self._secrets = secrets
         self._shapes = shapes
+        self._source = source
         self._links: set[Link] = set()
         self._answered = 0
         self._task: asyncio.Task[None] | None = None
@@ -133,6 +141,7 @@ class Measuring:
                     previous_secret=self._secrets[1] if len(self._secrets) > 1 else None,
                     deadline=times.HANDSHAKE_S / len(addresses),
                     shapes=self._shapes,
+                    source=self._source(),
                 )
             except MlxcelError as error:
                 last = error

@@ -82,7 +82,7 @@ class Node:
         self._on_unseen = on_unseen
         self._incarnation = new_incarnation()
         self._shapes = config.links.seen_from(config.node_id)
-        self._measuring = Measuring(self._identity, self._secrets, self._shapes)
+        self._measuring = Measuring(self._identity, self._secrets, self._shapes, lambda: self._source)
         self._io = LoopThread(f"node-io-{config.node_id}")
         self._worker = Worker(
             config.node_id,
