@@ -28,9 +28,11 @@ def tensors(data: bytes) -> None:
     try:
         while script:
             channel = script.number() & 3
-            for payload in _tensor_frames(script):
+            for payload in tensor_frames(script):
                 fed += len(payload)
-                done = assembler.add(channel, memoryview(payload))
+                if flags & 4:
+                    stray(assembler, len(payload))
+                done = add(assembler, channel, payload, land=bool(flags & 2))
                 grown = sum(len(partial._grown) for partial in assembler._open.values())
                 assert grown <= fed and len(assembler._open) <= 64
                 if done is not None:
@@ -40,7 +42,34 @@ def tensors(data: bytes) -> None:
         check_words(error)
 
 
-def _tensor_frames(script: Script) -> list[bytes]:
+def add(
+    assembler: Assembler, channel: int, payload: bytes, *, land: bool = True
+) -> tuple[TensorHeader, memoryview] | None:
+    """Give a payload to an assembler, decrypted to where it says, as a hot link does; what it completes keeps its
+    bytes."""
+    plain = b"\4" + channel.to_bytes(4, "big") + payload
+    into = assembler.landing(len(plain)) if land else None
+    if into is None:
+        return assembler.add(channel, memoryview(payload))
+    assert len(into) == len(plain)
+    into[:] = plain
+    done = assembler.add(channel, into[5:].toreadonly())
+    if done is not None and done[1].obj is into.obj:
+        held = bytes(done[1])
+        assembler.settle()
+        assert bytes(done[1]) == held, "a tensor that is through is written to"
+    assembler.settle()
+    return done
+
+
+def stray(assembler: Assembler, size: int) -> None:
+    """A frame of another kind comes in between, and is decrypted to where a piece was due."""
+    if (into := assembler.landing(size + 5)) is not None:
+        into[:] = b"\xee" * len(into)
+        assembler.settle()
+
+
+def tensor_frames(script: Script) -> list[bytes]:
     """The next payloads: raw, one tensor whose figures agree but for what is bent, or such a one in pieces."""
     form = script.number()
     if form & 3 == 0:

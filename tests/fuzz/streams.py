@@ -14,7 +14,7 @@ from mlxcel_nb.wire.credits import INITIAL, ReceiveCredits, SendCredits
 from mlxcel_nb.wire.frames import MAX_FRAMES, Frame, FrameReader, Kind, Opener, close_reason, credit_count
 from mlxcel_nb.wire.keys import DirectionKeys
 from mlxcel_nb.wire.tensors import Assembler
-from tests.fuzz.arrays import TENSOR_LIMIT
+from tests.fuzz.arrays import TENSOR_LIMIT, tensor_frames
 from tests.fuzz.script import Script, check_words
 
 
@@ -63,7 +63,7 @@ def frames(data: bytes) -> None:
         bend_at, bend = (script.number(2), script.number()) if flags & 4 else (0, 0)
         order = [script.number() for _ in range(8)] if flags & 8 else []
         while script and len(sent) < 6:
-            sent.append(_plain(script))
+            sent += _plains(script)
         sealed = [peer.seal(plain) for plain in sent]
         if order:
             sealed = [sealed[i % len(sealed)] for i in order] if sealed else []
@@ -81,7 +81,7 @@ def frames(data: bytes) -> None:
             fed += len(piece)
             reader.feed(piece)
             assert len(reader._buffer) <= max(1 << 16, 4 * fed), "space grows with what arrives"
-            while (frame := reader.next_frame()) is not None:
+            while (frame := heart.next(reader) if flags & 16 else reader.next_frame()) is not None:
                 if not flags & 2:
                     while sent[opened][:1] == b"\x08":
                         opened += 1
@@ -98,15 +98,17 @@ def frames(data: bytes) -> None:
     assert opened <= MAX_FRAMES
 
 
-def _plain(script: Script) -> bytes:
-    """Kind, channel and payload of one frame: mostly ones that exist."""
+def _plains(script: Script) -> list[bytes]:
+    """Kind, channel and payload of the next frame, mostly of ones that exist; or of those of one tensor."""
     head = script.number()
     kind, form = head & 15, head >> 4
     channel = script.number(4) if form == 15 else form & 3
+    if kind == 12:
+        return [b"\4" + channel.to_bytes(4, "big") + payload for payload in tensor_frames(script)]
     payload = script.long() if form & 4 else script.short()
     if form & 8 and kind in {1, 2}:
         payload += bytes(script.number(2))
-    return bytes([kind]) + channel.to_bytes(4, "big") + payload
+    return [bytes([kind]) + channel.to_bytes(4, "big") + payload]
 
 
 class _Receiver:
@@ -115,7 +117,16 @@ class _Receiver:
     def __init__(self) -> None:
         self._may_send = SendCredits()
         self._credits = ReceiveCredits()
-        self._assembler = Assembler(limit=TENSOR_LIMIT)
+        self._assembler = Assembler(limit=TENSOR_LIMIT, place=lambda _, size: memoryview(bytearray(size)))
+
+    def next(self, reader: FrameReader) -> Frame | None:
+        """As a hot link takes frames: opened into the memory of the tensor that is on its way."""
+        while (plain := reader.next_plain(self._assembler.landing)) is not None:
+            frame = reader.opener.frame(plain)
+            if frame.kind is not Kind.REKEY:
+                return frame
+            self._assembler.settle()
+        return None
 
     def take(self, frame: Frame) -> None:
         if frame.kind in {Kind.TENSOR, Kind.KV, Kind.STREAM}:
@@ -131,3 +142,4 @@ class _Receiver:
             assert close_reason(frame.payload).isprintable()
         elif frame.kind is Kind.TENSOR and (done := self._assembler.add(frame.channel, frame.payload)):
             Tag.parse(done[0].name)
+        self._assembler.settle()

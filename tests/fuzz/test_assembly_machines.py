@@ -15,6 +15,7 @@ from mlxcel_nb.wire.kv import ArraySpec, Counts, Layout, Range, Transfer
 from mlxcel_nb.wire.kv_assembler import Complete, KVAssembler
 from mlxcel_nb.wire.kv_sender import KVSender
 from mlxcel_nb.wire.tensors import Assembler, encode, payloads
+from tests.fuzz.arrays import add, stray
 
 
 class Tensors(RuleBasedStateMachine):
@@ -22,7 +23,7 @@ class Tensors(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.assembler = Assembler(limit=1 << 16)
+        self.assembler = Assembler(limit=1 << 16, place=lambda _, size: memoryview(bytearray(size)))
         self.flying: dict[tuple[int, int], collections.deque[bytes]] = {}
         self.content: dict[tuple[int, int], bytes] = {}
         self.over = False
@@ -40,6 +41,12 @@ class Tensors(RuleBasedStateMachine):
         self.flying[key] = collections.deque(b"".join(map(bytes, p)) for p in payloads(parts, number, part_bytes=part))
         self.content[key] = data
 
+    @rule(size=st.integers(0, 2000))
+    def stray(self, size: int) -> None:
+        """A frame of another kind lands where a piece was due, and leaves no trace."""
+        if not self.over:
+            stray(self.assembler, size)
+
     @rule(which=st.integers(0, 100), harm=st.sampled_from(["", "", "", "", "", "", "skip", "twice", "elsewhere"]))
     @precondition(lambda self: bool(self.flying) and not self.over)
     def deliver(self, which: int, harm: str) -> None:
@@ -54,7 +61,7 @@ class Tensors(RuleBasedStateMachine):
                     self.assembler.add(key[0], memoryview(bad))
                 self.assembler.add(key[0] + 8 * (harm == "elsewhere"), memoryview(bad))
             return
-        done = self.assembler.add(key[0], memoryview(pieces.popleft()))
+        done = add(self.assembler, key[0], pieces.popleft())
         assert (done is not None) == (not pieces)
         if done is not None:
             header, data = done
