@@ -28,8 +28,8 @@ from tests.hosts import Host, hosts
 
 SECRET, OTHER = Secret(b"a secret for discovery"), Secret(b"another one altogether")
 ALONE = 20_000 + os.getpid() % 10_000
-"""A port that nothing else on this machine uses, nor another worker of this run: for tests that stay on its loopback. It
-lies below those that systems hand out by themselves."""
+"""A port that nothing else on this machine uses, nor another worker of this run: for tests that stay on its loopback.
+It lies below those that systems hand out by themselves."""
 
 LOOPBACK = {Heard("lo", "broadcast"), Heard("lo", "multicast")}
 EVERY_WAY = {"broadcast", "multicast", "IPv6"}
