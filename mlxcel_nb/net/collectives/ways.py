@@ -18,7 +18,8 @@ import itertools
 from enum import Enum
 
 DIRECT_BYTES = 256 << 10
-"""Up to this size one step is worth more than fewer bytes: measured, see docs/benchmarks.md."""
+"""Up to this size one step is worth more than fewer bytes: so it was with a prototype on two cores. `Group(way=...)` is
+there to measure it elsewhere."""
 
 DIRECT_RANKS = 4
 """With more ranks than this the messages of a direct exchange, n (n - 1) of them, cost more than a second step ..."""
