@@ -132,7 +132,8 @@ class TerminalConsole(Console):
         self._safe = _is_terminal(self.out)
 
     def show(self, view: View) -> None:
-        print(view.text, file=self.out, flush=True)
+        self.out.write(f"{view.text}\n")  # at once: `print` may write the end of a line after another thread's line
+        self.out.flush()
 
     def write(self, text: str) -> None:
         if text:
@@ -153,7 +154,8 @@ class TerminalConsole(Console):
 
     def remark(self, view: View) -> None:
         dim = _is_terminal(self.err) and not os.environ.get("NO_COLOR")
-        print(f"\x1b[2m{view.text}\x1b[0m" if dim else view.text, file=self.err, flush=True)
+        self.err.write(f"\x1b[2m{view.text}\x1b[0m\n" if dim else f"{view.text}\n")
+        self.err.flush()
 
     def progress(self, title: str) -> Progress:
         rewrite = _is_terminal(self.err)

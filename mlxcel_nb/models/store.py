@@ -20,7 +20,7 @@ from mlxcel_nb.models.info import refuse_code
 from mlxcel_nb.models.package import take_from_package
 from mlxcel_nb.models.registry import KNOWN_MODELS, Precision, Progress, nearest
 from mlxcel_nb.models.safetensors_index import weight_files
-from mlxcel_nb.util.paths import cache_dir
+from mlxcel_nb.util.paths import cache_dir, sizes_below
 
 __all__ = ["ModelEntry", "Progress", "fetch", "list_models", "models_dir", "remove", "resolve"]
 
@@ -211,4 +211,4 @@ def _source(folder: Path) -> dict[str, object]:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(size for _, size in sizes_below(folder))

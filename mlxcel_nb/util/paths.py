@@ -1,9 +1,11 @@
-"""Where things live on a user's disk. Pure look-ups; nothing is created here."""
+"""Where things live on a user's disk, and how large they are. Nothing is created here."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -23,3 +25,14 @@ def runtime_dir() -> Path:
     if base := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(base) / "mlxcel_nb"
     return cache_dir() / "run"
+
+
+def sizes_below(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Files below `folder` and their bytes; what another process removes meanwhile is passed over.
+
+    `Path.rglob` raises for a folder that vanishes while it looks; `os.walk` does not.
+    """
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                yield Path(place, name), os.path.getsize(os.path.join(place, name))

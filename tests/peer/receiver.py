@@ -33,8 +33,13 @@ LIMIT = 64 << 20
 IDLE_S = 30.0
 
 
+_one_at_a_time = threading.Lock()
+
+
 def tell(link: Link, what: str, **more: Any) -> None:
-    print(json.dumps({"node": link.peer.node_id, "what": what, **more}), flush=True)
+    """A line from any thread; unbuffered, `print` writes a line and its end apart, and two threads' lines mix."""
+    with _one_at_a_time:
+        print(json.dumps({"node": link.peer.node_id, "what": what, **more}), flush=True)
 
 
 def receive(link: Link) -> None:
