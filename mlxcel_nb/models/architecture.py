@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -19,9 +20,15 @@ from typing import Any
 from mlxcel_nb.errors import ModelError
 from mlxcel_nb.models.info import refuse_code
 
-SAME_AS = {"mistral": "llama", "iquestcoder": "llama", "xverse": "llama", "kimi_k2": "deepseek_v3",
-           "minimax_m2": "minimax", "falcon_mamba": "mamba", "qwen2_5_vl": "qwen2_vl"}  # fmt: skip
+SAME_AS = {
+    "mistral": "llama", "iquestcoder": "llama", "xverse": "llama", "llava": "mistral3", "phi-msft": "phixtral",
+    "kimi_k2": "deepseek_v3", "joyai_llm_flash": "deepseek_v3", "deepseek_v41_text": "deepseek_v41",
+    "minimax_m2": "minimax", "falcon_mamba": "mamba", "qwen2_5_vl": "qwen2_vl", "gemma4_unified": "gemma4",
+}  # fmt: skip
 """Model types that share another's file in mlx-lm."""
+
+SUCCESSORS = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
+"""Model type and class name -> file, where a type stands for two architectures."""
 
 
 def enter_mlx_lm() -> None:
@@ -72,7 +79,13 @@ def read_config(folder: Path, *, allow_code: bool = False) -> dict[str, Any]:
 
 def module_name(config: dict[str, Any]) -> str:
     """Which file of mlx-lm holds the model: `llama` for a Mistral. A file of the folder's own goes by its own name."""
-    return config.get("model_file") or SAME_AS.get(config["model_type"], config["model_type"])
+    if config.get("model_file"):
+        return config["model_file"]
+    kind, classes = config["model_type"], config.get("architectures") or ()
+    for name in (classes,) if isinstance(classes, str) else classes:
+        if (kind, name) in SUCCESSORS:
+            return SUCCESSORS[kind, name]
+    return SAME_AS.get(kind, kind)
 
 
 def build(config: dict[str, Any], folder: Path | None = None) -> Any:
@@ -123,7 +136,7 @@ def _own_file(folder: Path, config: dict[str, Any]) -> Any:
 
 def _file_of_mlx_lm(config: dict[str, Any]) -> Any:
     name = module_name(config)
-    if not name.isidentifier():
+    if not re.fullmatch(r"\w[\w-]*", name):  # such as "lfm2-vl"; no dots, which would lead elsewhere
         raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm")
     try:
         file = importlib.import_module(f"mlx_lm.models.{name}")
