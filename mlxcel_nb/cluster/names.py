@@ -53,6 +53,11 @@ def visitor_id() -> str:
     return f"ping-{secrets.token_hex(4)}"
 
 
+def listener_id() -> str:
+    """Node id of a command-line listener."""
+    return f"listen-{secrets.token_hex(4)}"
+
+
 def router_id() -> str:
     """Node id of one notebook kernel."""
     return f"router-{secrets.token_hex(4)}"

@@ -1,7 +1,8 @@
 """The cluster secret: where it comes from, and a wrapper that keeps it from being shown.
 
 Everything that holds the secret for longer than a call holds a `Secret`, whose repr, str, format and pickle give
-nothing away. Reading happens on the caller's thread, at start-up. No error text here contains secret bytes.
+nothing away; while a secret is replaced by another, both travel together as `Secrets`. Files are read on the caller's
+thread. No error text here contains secret bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -65,6 +67,20 @@ class Secret:
         raise TypeError("a cluster secret is not pickled; seal it to the engine's key instead")
 
 
+@dataclass(frozen=True)
+class Secrets:
+    """The cluster secret, and an older one that is still good while the first takes its place."""
+
+    current: Secret
+    previous: Secret | None = None
+
+    def __iter__(self) -> Iterator[Secret]:
+        """The current one, then the older one."""
+        yield self.current
+        if self.previous is not None:
+            yield self.previous
+
+
 def random_secret() -> Secret:
     """A fresh secret of 32 random bytes, for a cluster that was given none."""
     return Secret(secrets.token_bytes(RANDOM_BYTES))
@@ -115,6 +131,22 @@ def resolve_secret(
     if (value := environ.get(VALUE_VARIABLE)) is not None:
         return Secret(_without_line_ending(os.fsencode(value)), source=VALUE_VARIABLE)
     return None if toml_file is None else read_secret_file(toml_file)
+
+
+def resolve_secrets(
+    *,
+    file: str | os.PathLike[str] | None = None,
+    previous_file: str | os.PathLike[str] | None = None,
+    toml_file: str | os.PathLike[str] | None = None,
+    toml_previous_file: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Secrets | None:
+    """The secret as `resolve_secret` finds it, with the older one that an option or the cluster file names."""
+    current = resolve_secret(file=file, toml_file=toml_file, environ=environ)
+    if current is None:
+        return None
+    older = toml_previous_file if previous_file is None else previous_file
+    return Secrets(current, None if older is None else read_secret_file(older))
 
 
 def new_secret_file(path: str | os.PathLike[str]) -> Path:

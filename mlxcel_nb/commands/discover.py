@@ -8,7 +8,7 @@ import json
 import time
 
 from mlxcel_nb.cluster.names import new_incarnation, visitor_id
-from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
+from mlxcel_nb.cluster.secret import Secrets, read_secret_file, resolve_secrets
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.session import Session
 from mlxcel_nb.display.network import discovered_view
@@ -53,21 +53,20 @@ def discover(args: argparse.Namespace, context: Context) -> int:
     return 0 if found.nodes else 1
 
 
-def _whose(args: argparse.Namespace, session: Session) -> tuple[str, list[Secret]]:
-    """The cluster's name, and its secret: of this notebook's own cluster where none is given."""
-    secret = None if args.secret_file is None else read_secret_file(args.secret_file)
-    name = args.cluster
-    if secret is None:
+def _whose(args: argparse.Namespace, session: Session) -> tuple[str, Secrets]:
+    """The cluster's name, and its secrets: of this notebook's own cluster where none is given."""
+    if args.secret_file is None:
         try:
-            held = session.get(name).cluster
+            held = session.get(args.cluster).cluster
         except ClusterError:
-            secret = resolve_secret()
+            pass
         else:
-            name, secret = held.name, held.secret
-    if secret is None:
+            older = args.previous_secret_file
+            return held.name, Secrets(held.secret, None if older is None else read_secret_file(older))
+    secrets = resolve_secrets(file=args.secret_file, previous_file=args.previous_secret_file)
+    if secrets is None:
         raise SecretError("no cluster secret was given", advice="Use --secret-file, or MLXCEL_CLUSTER_SECRET_FILE.")
-    older = [read_secret_file(args.previous_secret_file)] if args.previous_secret_file else []
-    return name or CLUSTER, [secret, *older]
+    return args.cluster or CLUSTER, secrets
 
 
 def _is_private(args: argparse.Namespace, session: Session) -> bool:

@@ -11,7 +11,7 @@ import signal
 import threading
 from typing import Any
 
-from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
+from mlxcel_nb.cluster.secret import Secrets, resolve_secrets
 from mlxcel_nb.commands.console import Console
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.display.view import View, note
@@ -44,7 +44,7 @@ async def _until_signal(args: argparse.Namespace, console: Console) -> logic.Vis
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     return await logic.listen(
         args.bind,
-        _secret(args),
+        _secrets(args),
         echo=console.say,
         warn=lambda line: console.remark(note(f"refused: {line}")),
         stop=stop,
@@ -54,12 +54,12 @@ async def _until_signal(args: argparse.Namespace, console: Console) -> logic.Vis
 
 def ping(args: argparse.Namespace, context: Context) -> None:
     """Handler of `net ping`; in a notebook a loop runs already, so it gets one of its own."""
-    secret = _secret(args)
+    secrets = _secrets(args)
     loop = LoopThread("mlxcel-ping")
     try:
         stop, patience = threading.Event(), PING_S + args.count * logic.PONG_S
         pinging = loop.spawn(
-            logic.ping(args.address, secret, count=args.count, size=args.size, stop=stop, **_options(args))
+            logic.ping(args.address, secrets, count=args.count, size=args.size, stop=stop, **_options(args))
         )
         try:
             concurrent.futures.wait([pinging], patience)
@@ -87,20 +87,18 @@ def _show(report: logic.PingReport, args: argparse.Namespace, context: Context) 
         context.console.show(View(line, note(line).html))
 
 
-def _secret(args: argparse.Namespace) -> Secret:
-    secret = resolve_secret(file=args.secret_file)
-    if secret is None:
+def _secrets(args: argparse.Namespace) -> Secrets:
+    secrets = resolve_secrets(file=args.secret_file, previous_file=args.previous_secret_file)
+    if secrets is None:
         raise SecretError("no cluster secret was given", advice="Use --secret-file, or MLXCEL_CLUSTER_SECRET_FILE.")
-    return secret
+    return secrets
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    previous = args.previous_secret_file
     return {
         "cluster": args.cluster,
         "node_id": args.node_id,
         "suite": args.suite,
         "rekey_every": args.rekey_every,
         "shape": args.link,
-        "previous_secret": read_secret_file(previous) if previous else None,
     }

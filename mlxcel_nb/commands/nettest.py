@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.config import load_config
-from mlxcel_nb.cluster.secret import Secret, read_secret_file, resolve_secret
+from mlxcel_nb.cluster.secret import Secrets, resolve_secrets
 from mlxcel_nb.cluster.shape import Shapes, parse_links
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.parser import UsageProblem
@@ -39,7 +39,7 @@ class _Whom:
     """The cluster to be tested. `untold` are nodes whose addresses only beacons tell, `shapes` for links from here."""
 
     cluster: str
-    secrets: list[Secret]
+    secrets: Secrets
     nodes: Mapping[str, Sequence[Address]]
     untold: tuple[str, ...] = ()
     shapes: Shapes | None = None
@@ -95,24 +95,28 @@ def _own(args: argparse.Namespace, context: Context) -> _Whom:
     cluster = context.session.get(args.cluster).cluster
     nodes = {node.node_id: [node.address] for node in cluster.nodes}
     links = parse_links(cluster.link, list(nodes))
-    return _Whom(cluster.name, [cluster.secret], nodes, shapes=links.seen_from(HERE))
+    return _Whom(cluster.name, Secrets(cluster.secret), nodes, shapes=links.seen_from(HERE))
 
 
 def _from_file(args: argparse.Namespace) -> _Whom:
     """The bare nodes of a cluster file."""
     config = load_config(args.config)
-    secret = resolve_secret(file=args.secret_file, toml_file=config.secret_file)
-    if secret is None:
+    secrets = resolve_secrets(
+        file=args.secret_file,
+        previous_file=args.previous_secret_file,
+        toml_file=config.secret_file,
+        toml_previous_file=config.previous_secret_file,
+    )
+    if secrets is None:
         raise SecretError(
             "no cluster secret was given", advice="Use --secret-file, or secret_file in the cluster file."
         )
-    older = args.previous_secret_file or config.previous_secret_file
     untold = tuple(entry.id for entry in config.nodes if not entry.address.port)
     if untold and config.discovery != "beacon":
         raise ConfigError(f"{args.config} gives {', '.join(untold)} no port", advice="Write one, or set discovery.")
     return _Whom(
         cluster=config.name,
-        secrets=[secret, *([read_secret_file(older)] if older else [])],
+        secrets=secrets,
         nodes={entry.id: [entry.address] if entry.address.port else [] for entry in config.nodes},
         untold=untold,
     )

@@ -14,13 +14,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change
 from mlxcel_nb.cluster.roles import HYBRID
-from mlxcel_nb.cluster.secret import Secret, random_secret, read_secret_file, resolve_secret
+from mlxcel_nb.cluster.secret import Secrets, random_secret, resolve_secrets
 from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.errors import ConfigError, SecretError
 from mlxcel_nb.launch.bare_plan import NodePlan, Whereabouts, hosts, judge
@@ -36,14 +35,6 @@ LOOKUP_S = 10.0
 """For all names of a plan, looked up at once: above what a resolver takes to give up on one silent server."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Secrets:
-    """What a node proves itself with, and an older secret that is still good."""
-
-    current: Secret
-    previous: Secret | None = None
-
-
 def secrets_of(plan: NodePlan, file: str | None, previous_file: str | None) -> Secrets:
     """The secrets of a node. One that is alone gets a random one that nobody knows: no file or variable is read.
 
@@ -54,14 +45,18 @@ def secrets_of(plan: NodePlan, file: str | None, previous_file: str | None) -> S
         SecretError: there is none, or it cannot be used.
     """
     if plan.alone:
-        return Secrets(current=random_secret())
-    secret = resolve_secret(file=file, toml_file=plan.secret_file)
-    if secret is None:
+        return Secrets(random_secret())
+    secrets = resolve_secrets(
+        file=file,
+        previous_file=previous_file,
+        toml_file=plan.secret_file,
+        toml_previous_file=plan.previous_secret_file,
+    )
+    if secrets is None:
         who = "a hybrid node with peers" if plan.role == HYBRID else f"a {plan.role} node"
         advice = "Use --secret-file, MLXCEL_CLUSTER_SECRET_FILE, or secret_file in the cluster file."
         raise SecretError(f"{who} needs the cluster secret, and none was given", node=plan.node_id, advice=advice)
-    older = previous_file or plan.previous_secret_file
-    return Secrets(current=secret, previous=read_secret_file(older) if older else None)
+    return secrets
 
 
 def whereabouts(plan: NodePlan) -> Whereabouts:
@@ -156,9 +151,8 @@ def run(
         strangers=plan.strangers,
         sources=_sources(plan, places),
         discover=plan.beacons,
-        previous_secret=secrets.previous,
     )
-    node = Node(config, secrets.current, on_change=tell, on_unseen=miss)
+    node = Node(config, secrets, on_change=tell, on_unseen=miss)
     with _signals(lambda: lines.put(None)):
         try:
             say(listening(_started(node, plan), back_end or str(blas)))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.secret import Secret, Secrets
 from mlxcel_nb.cluster.shape import parse_links
 from mlxcel_nb.launch.handover import EngineSide, JoinRequest, StartNode
 from mlxcel_nb.launch.orphan import OrphanGuard
@@ -51,7 +51,7 @@ def _run_node(guard: OrphanGuard, blas: str) -> StartNode:
         from mlxcel_nb.runtime.node_config import NodeConfig
 
         told = {**asdict(request), "links": parse_links(request.links)}
-        node = Node(NodeConfig(**told, blas=blas), secret)
+        node = Node(NodeConfig(**told, blas=blas), Secrets(secret))
         if request.links:
             relay = importlib.import_module("mlxcel_nb.net.shaping.relay")
             guard.before_end(relay.settle)  # after the node's farewells

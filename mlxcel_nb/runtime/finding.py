@@ -13,7 +13,7 @@ from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change as StateChange
 from mlxcel_nb.cluster.membership import State
 from mlxcel_nb.cluster.places import PREFERENCE, WIRED
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.net.discovery.beacons import Announcement, Beacons
 from mlxcel_nb.net.discovery.sightings import Change, Event, Sighting
 from mlxcel_nb.net.pool.pool import Pool
@@ -41,7 +41,7 @@ class Finding:
         self,
         pool: Pool,
         cluster: str,
-        secrets: Sequence[Secret],
+        secrets: Secrets,
         announce: Announcement,
         static: Mapping[str, Sequence[Address]],
         surroundings: Surroundings,

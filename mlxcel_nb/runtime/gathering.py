@@ -11,16 +11,13 @@ import asyncio
 from dataclasses import dataclass
 
 from mlxcel_nb.cluster.paths import TITLES, Path
-from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import MlxcelError, Refused
 from mlxcel_nb.net.links.addresses import normal_ip
-from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.dial import Dialler
 from mlxcel_nb.net.links.link import Link, local_address
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.util import times
-from mlxcel_nb.wire.handshake import Identity
 
 LINKS_S = 20.0
 """For the members of an instance to find each other."""
@@ -47,20 +44,13 @@ class Pair:
 async def gather_links(
     order: LoadOrder,
     me: int,
-    identity: Identity,
-    secret: Secret,
+    dialler: Dialler,
     rendezvous: Rendezvous,
-    shapes: Shapes | None = None,
-    *,
-    previous_secret: Secret | None = None,
-    source: str = "",
 ) -> dict[int, Pair]:
     """The pairs that member `me` of `order` needs, by member index.
 
     Args:
-        shapes: how what is sent to a member is shaped, on the links that this side dials.
-        previous_secret: as for `dial`.
-        source: as for `dial`, along ways that have no source of their own.
+        dialler: makes this side's connections; within a network of both ends the system chooses their source.
 
     Raises:
         MlxcelError: the first link that could not be had.
@@ -68,16 +58,12 @@ async def gather_links(
     opened: list[Link] = []
 
     async def along(path: Path, other: int, kind: str, patience: float) -> Link:
-        link = await dial(
-            identity,
-            secret,
+        link = await dialler.dial(
             path.address,
             expect_node_id=order.members[other].node_id,
             hello={"link": kind, "instance": order.instance},
-            previous_secret=previous_secret,
             deadline=patience,
-            shapes=shapes,
-            source="" if path.source else source,
+            source="" if path.source else None,
         )
         opened.append(link)
         link.path, link.why = str(path), path.reason

@@ -7,22 +7,17 @@ the command line may order one, a node makes one at a time, and `net.measuring.p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address, parse_address
-from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.cluster.shape import Shapes
-from mlxcel_nb.errors import Busy, ConfigError, MlxcelError, PeerLost, WireError
+from mlxcel_nb.errors import Busy, ConfigError, WireError
 from mlxcel_nb.net.control.control_link import ControlLink
-from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.dial import Dialler
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.measuring import pair as measuring
 from mlxcel_nb.runtime.protocol import field
-from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
-from mlxcel_nb.wire.handshake import Identity
 
 log = get_logger("runtime.measuring")
 
@@ -39,22 +34,11 @@ class Measuring:
     """The measurements of one node.
 
     Args:
-        identity: what the node says of itself.
-        secrets: the current cluster secret, then an older one that is tried where it is refused.
-        source: the node's own IP address, once it listens; as for `dial`.
+        dialler: makes the node's connections.
     """
 
-    def __init__(
-        self,
-        identity: Callable[[], Identity],
-        secrets: Sequence[Secret],
-        shapes: Shapes | None,
-        source: Callable[[], str],
-    ) -> None:
-        self._identity = identity
-        self._secrets = secrets
-        self._shapes = shapes
-        self._source = source
+    def __init__(self, dialler: Dialler) -> None:
+        self._dialler = dialler
         self._links: set[Link] = set()
         self._answered = 0
         self._task: asyncio.Task[None] | None = None
@@ -111,14 +95,14 @@ class Measuring:
     # -- one measurement --------------------------------------------------------------------------
 
     async def _reply(self, asker: ControlLink, request_id: str, work: Any) -> None:
-        me = self._identity().node_id
+        me = self._dialler.identity().node_id
         try:
             asker.send({"type": "reply", "id": request_id, **await work})
         except Exception as error:  # noqa: BLE001  # whatever went wrong, somebody waits for an answer
             asker.send({"type": "error", "id": request_id, "error": errors.wrap(error, me).to_dict()})
 
     async def _measure(self, node: str, addresses: list[Address], pings: int, seconds: float) -> dict[str, Any]:
-        link = await self._dial(node, addresses)
+        link = await self._dialler.dial_node(node, addresses, {"link": measuring.LINK})
         self._links.add(link)
         peer = link.peer.address[0]
         ours = measuring.source_of(peer)
@@ -127,25 +111,6 @@ class Measuring:
         finally:
             self._links.discard(link)
         return {"measured": found.to_dict(), "used": [ours, peer]}
-
-    async def _dial(self, node: str, addresses: list[Address]) -> Link:
-        last: MlxcelError = PeerLost("has no address to be dialled at", node=node)
-        for address in addresses:
-            try:
-                return await dial(
-                    self._identity(),
-                    self._secrets[0],
-                    address,
-                    expect_node_id=node,
-                    hello={"link": measuring.LINK},
-                    previous_secret=self._secrets[1] if len(self._secrets) > 1 else None,
-                    deadline=times.HANDSHAKE_S / len(addresses),
-                    shapes=self._shapes,
-                    source=self._source(),
-                )
-            except MlxcelError as error:
-                last = error
-        raise last
 
 
 def _read_addresses(texts: list[Any]) -> list[Address]:

@@ -21,18 +21,18 @@ from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change
 from mlxcel_nb.cluster.names import new_incarnation
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.cluster.transports import HostFacts
 from mlxcel_nb.errors import ClusterError, MlxcelError, WireError
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.discovery.beacons import Announcement
 from mlxcel_nb.net.interfaces.probe import probe
-from mlxcel_nb.net.links.dial import dial
-from mlxcel_nb.net.links.introduction import introduced
+from mlxcel_nb.net.links.dial import Dialler
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.net.measuring import pair as measuring
 from mlxcel_nb.net.pool import pool
+from mlxcel_nb.net.pool.introduction import introduced
 from mlxcel_nb.net.pool.pool import Pool
 from mlxcel_nb.runtime import status
 from mlxcel_nb.runtime.finding import Finding
@@ -60,6 +60,7 @@ class Node:
     """The runtime of one node, from `start` to `stop`.
 
     Args:
+        secrets: see `use_secrets`.
         on_change: told of each change in a peer's state, on the node's loop; it must not block.
         on_unseen: told there why a peer was never reached, once a reason: its id or address, and the reason.
         probe: asks the system for the host's interfaces, on a thread.
@@ -68,7 +69,7 @@ class Node:
     def __init__(
         self,
         config: NodeConfig,
-        secret: Secret,
+        secrets: Secrets,
         *,
         on_change: Callable[[Change], None] | None = None,
         on_unseen: Callable[[str, str], object] | None = None,
@@ -76,13 +77,12 @@ class Node:
     ) -> None:
         self.config = config
         self._surroundings = Surroundings(config.node_id, transport=config.transport, probe=probe)
-        self._secret = secret
-        self._secrets = [each for each in (secret, config.previous_secret) if each is not None]
         self._on_change = on_change
         self._on_unseen = on_unseen
         self._incarnation = new_incarnation()
-        self._shapes = config.links.seen_from(config.node_id)
-        self._measuring = Measuring(self._identity, self._secrets, self._shapes, lambda: self._source)
+        shapes = config.links.seen_from(config.node_id)
+        self._dialler = Dialler(identity=self._identity, secrets=secrets, shapes=shapes)
+        self._measuring = Measuring(self._dialler)
         self._io = LoopThread(f"node-io-{config.node_id}")
         self._worker = Worker(
             config.node_id,
@@ -131,9 +131,15 @@ class Node:
     async def _start(self) -> Address:
         config = self.config
         self._listener = Listener(
-            self._identity, self._secrets, on_link=self._on_link, configured=config.sources, shapes=self._shapes
+            self._identity,
+            self._dialler.secrets,
+            on_link=self._on_link,
+            configured=config.sources,
+            shapes=self._dialler.shapes,
         )
         address = self._address = await self._listener.start(config.bind, config.port, config.port_range)
+        # Peers may have this node at the address it listens on, and at no other.
+        self._dialler.source = self._listener.bound
         self._surroundings.listen(self._listener.bound, address.port)
         if config.peers or config.strangers or config.discover:
             made = self._pool = self._open_pool()
@@ -198,33 +204,15 @@ class Node:
             transports=self._surroundings.transports,
         )
 
-    @property
-    def _source(self) -> str:
-        """Where this node's connections come from: peers may have it at the address it listens on, and at no other."""
-        return self._listener.bound if self._listener is not None else ""
-
     async def _meet(self, made: Pool, address: Address) -> None:
         """Learn who listens at `address`, and keep a connection to it."""
-        node_id = await introduced(
-            self._identity,
-            self._secret,
-            address,
-            previous_secret=self.config.previous_secret,
-            shapes=self._shapes,
-            own=self._address,
-            source=self._source,
-            on_unseen=self._on_unseen,
-        )
+        node_id = await introduced(self._dialler, address, own=self._address, on_unseen=self._on_unseen)
         if node_id is not None:
             made.add(node_id, [address])
 
     def _open_pool(self) -> Pool:
         made = Pool(
-            self._identity,
-            self._secret,
-            previous_secret=self.config.previous_secret,
-            shapes=self._shapes,
-            source=self._source,
+            self._dialler,
             on_message=self._on_message,
             on_stream=self._on_stream,
             on_change=self._peer_changed,
@@ -240,7 +228,9 @@ class Node:
         """Discovery, which brings its peers to the pool."""
         me = self._identity()
         announcement = Announcement(node_id=me.node_id, role=me.role, incarnation=me.incarnation, listens=address)
-        return Finding(made, self.config.cluster, self._secrets, announcement, self.config.peers, self._surroundings)
+        return Finding(
+            made, self.config.cluster, self._dialler.secrets, announcement, self.config.peers, self._surroundings
+        )
 
     def _peer_changed(self, change: Change) -> None:
         if self._finding is not None:
@@ -250,31 +240,13 @@ class Node:
 
     async def _dial(self, node_id: str, address: Address, hello: Mapping[str, Any]) -> Link:
         """A link to `node_id`, as this node makes them."""
-        return await dial(
-            self._identity(),
-            self._secret,
-            address,
-            expect_node_id=node_id,
-            hello=hello,
-            previous_secret=self.config.previous_secret,
-            shapes=self._shapes,
-            source=self._source,
-        )
+        return await self._dialler.dial(address, expect_node_id=node_id, hello=hello)
 
     def _gather(self, order: LoadOrder, me: int) -> Coroutine[Any, Any, dict[int, Pair]]:
         """The links that member `me` of `order` needs; the others may come from where the order has them come from."""
         if self._listener is not None:
             self._listener.admission.allow(order.sources(me))
-        return gather_links(
-            order,
-            me,
-            self._identity(),
-            self._secret,
-            self._rendezvous,
-            self._shapes,
-            previous_secret=self.config.previous_secret,
-            source=self._source,
-        )
+        return gather_links(order, me, self._dialler, self._rendezvous)
 
     def _hop(self, function: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         """`function`, called on the loop whichever thread asks."""

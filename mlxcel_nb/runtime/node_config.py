@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlxcel_nb.cluster.address import Address
-from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import LinkPlan
 from mlxcel_nb.wire.hello import SUITES
 
@@ -25,7 +24,6 @@ class NodeConfig:
         strangers: where further peers listen whose ids are not known; they are asked for them.
         sources: addresses that a node of an id may come from, where they are configured.
         discover: announce this node by beacons, and take those it hears of as peers.
-        previous_secret: an older cluster secret that is still let in, and tried where the current one is refused.
         suite: the cipher suite of all its links.
         transport: what links may be, one of `places.TRANSPORTS`.
     """
@@ -44,6 +42,5 @@ class NodeConfig:
     strangers: Sequence[Address] = ()
     sources: Mapping[str, Collection[str]] = field(default_factory=dict)
     discover: bool = False
-    previous_secret: Secret | None = None
     suite: str = SUITES[1]
     transport: str = "auto"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.secret import Secret, Secrets
 from mlxcel_nb.commands import discover, parser, tree
 from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.dispatch import Context
@@ -48,7 +48,10 @@ def key(tmp_path: Path) -> Path:
 
 
 def test_a_notebook_s_own_cluster_lends_its_name_and_secret() -> None:
-    assert discover._whose(given("", Where.MAGIC), session_with("lab")) == ("lab", [Secret(b"of the notebook's own")])
+    assert discover._whose(given("", Where.MAGIC), session_with("lab")) == (
+        "lab",
+        Secrets(Secret(b"of the notebook's own")),
+    )
 
 
 def test_only_a_cluster_s_own_random_secret_is_one_that_nobody_else_knows(key: Path) -> None:
@@ -63,9 +66,9 @@ def test_only_a_cluster_s_own_random_secret_is_one_that_nobody_else_knows(key: P
 
 def test_a_file_comes_first_and_the_cluster_s_name_has_a_default(key: Path) -> None:
     ours = Secret(b"one from a file of its own")
-    assert discover._whose(given(f"--secret-file {key}"), session_with("lab")) == ("mlxcel", [ours])
+    assert discover._whose(given(f"--secret-file {key}"), session_with("lab")) == ("mlxcel", Secrets(ours))
     line = f"--secret-file {key} --previous-secret-file {key} --cluster x"
-    assert discover._whose(given(line), session_with(None)) == ("x", [ours, ours])
+    assert discover._whose(given(line), session_with(None)) == ("x", Secrets(ours, ours))
 
 
 def test_without_any_secret_it_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch, key: Path) -> None:

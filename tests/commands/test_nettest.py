@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxcel_nb.cluster.address import Address
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.secret import Secret, Secrets
 from mlxcel_nb.cluster.shape import parse_link
 from mlxcel_nb.commands import nettest, parser, tree
 from mlxcel_nb.commands.console import TerminalConsole
@@ -62,7 +62,7 @@ def context(*names: str) -> Context:
 
 def test_a_notebook_tests_its_own_cluster_unless_a_file_is_given(key: Path, tmp_path: Path) -> None:
     whom = nettest._own(given("", Where.MAGIC), context("lab"))
-    assert (whom.cluster, whom.secrets) == ("lab", [Secret(b"of the notebook's own")])
+    assert (whom.cluster, whom.secrets) == ("lab", Secrets(Secret(b"of the notebook's own")))
     assert whom.nodes == {"engine-0": [Address("127.0.0.1", 1)]}
     assert whom.shapes is not None and whom.shapes("engine-0") == parse_link("5ms"), "as the router's own links"
     with pytest.raises(ClusterError, match="cluster start"):
@@ -78,13 +78,13 @@ def test_a_shell_needs_a_file() -> None:
 
 def test_a_file_names_nodes_and_secrets_and_an_option_comes_first(key: Path, tmp_path: Path) -> None:
     whom = nettest._from_file(given(f"--config {file(tmp_path)}"))
-    assert (whom.cluster, whom.secrets, whom.untold) == ("lab", [Secret(key.read_bytes())], ())
+    assert (whom.cluster, whom.secrets, whom.untold) == ("lab", Secrets(Secret(key.read_bytes())), ())
     assert whom.nodes == {"a": [Address("10.0.0.1", 9000)], "b": [Address("10.0.0.2", 9000)]}
     other = tmp_path / "other"
     other.write_bytes(b"a newer secret than that")
     other.chmod(0o600)
     line = f"--config {file(tmp_path)} --secret-file {other} --previous-secret-file {key}"
-    assert nettest._from_file(given(line)).secrets == [Secret(other.read_bytes()), Secret(key.read_bytes())]
+    assert nettest._from_file(given(line)).secrets == Secrets(Secret(other.read_bytes()), Secret(key.read_bytes()))
 
 
 def test_ports_that_beacons_tell_are_listened_for(key: Path, tmp_path: Path) -> None:

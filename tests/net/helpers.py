@@ -10,10 +10,10 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation
-from mlxcel_nb.cluster.secret import Secret, random_secret
+from mlxcel_nb.cluster.secret import Secret, Secrets, random_secret
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.hot.hot_link import HotLink
-from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.dial import Dialler, dial
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.wire.handshake import ClientHandshake, Identity, State
@@ -25,6 +25,12 @@ OTHER_SECRET = random_secret()
 def identity(node_id: str, **more: Any) -> Identity:
     defaults = {"cluster": "test", "role": "worker", "incarnation": new_incarnation()}
     return Identity(node_id=node_id, **{**defaults, **more})
+
+
+def dialler(node_id: str) -> Dialler:
+    """Makes the connections of a node that knows the secret."""
+    me = identity(node_id)
+    return Dialler(identity=lambda: me, secrets=Secrets(SECRET))
 
 
 def run(coro: Coroutine[Any, Any, Any], limit_s: float = 20.0) -> Any:

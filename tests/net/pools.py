@@ -10,8 +10,9 @@ from typing import Any
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change, State
 from mlxcel_nb.cluster.names import new_incarnation
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.secret import Secret, Secrets
 from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.links.dial import Dialler
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.net.pool.pool import Pool
@@ -31,11 +32,9 @@ class Party:
         self.asked = 0
         self.mute = False
         self.listener = Listener(self.me, secrets, on_link=self._on_link, **more)
-        previous = secrets[1] if len(secrets) > 1 else None
+        self.dialler = Dialler(identity=lambda: self.me, secrets=Secrets(*secrets))
         self.pool = Pool(
-            lambda: self.me,
-            secrets[0],
-            previous_secret=previous,
+            self.dialler,
             on_message=self._on_message,
             on_change=self.changes.append,
         )

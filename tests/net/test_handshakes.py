@@ -12,6 +12,7 @@ import struct
 import pytest
 
 from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.errors import (
     AuthenticationFailed,
     ClusterMismatch,
@@ -129,9 +130,9 @@ def test_a_client_refused_with_the_new_secret_tries_the_old_one_once():
 
     async def case():
         async with listening() as (listener, address, _links):
-            (await dial(identity("client"), OTHER_SECRET, address, previous_secret=SECRET)).close()
+            (await dial(identity("client"), Secrets(OTHER_SECRET, SECRET), address)).close()
             with pytest.raises(AuthenticationFailed):
-                await dial(identity("client"), OTHER_SECRET, address, previous_secret=OTHER_SECRET)
+                await dial(identity("client"), Secrets(OTHER_SECRET, OTHER_SECRET), address)
             assert listener.counts["authentication"] == 3
 
     run(case())
@@ -165,7 +166,7 @@ def test_the_old_secret_is_tried_too_where_a_server_just_closes_after_the_proof(
 
         async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
             address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-            (await dial(identity("client"), OTHER_SECRET, address, previous_secret=SECRET)).close()
+            (await dial(identity("client"), Secrets(OTHER_SECRET, SECRET), address)).close()
             assert asked == ["wrong", "right"]
             with pytest.raises(HandshakeError):
                 await dial(identity("client"), OTHER_SECRET, address)

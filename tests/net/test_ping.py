@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mlxcel_nb.cluster.address import Address
+from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.errors import (
     AuthenticationFailed,
     ClusterMismatch,
@@ -36,7 +37,9 @@ from tests.net.helpers import OTHER_SECRET, SECRET, identity, listening, raw_con
 async def listener(**more) -> AsyncIterator[tuple[Address, list[str]]]:
     said: list[str] = []
     ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
-    task = asyncio.ensure_future(listen("127.0.0.1:0", SECRET, echo=said.append, ready=ready.set_result, **more))
+    task = asyncio.ensure_future(
+        listen("127.0.0.1:0", Secrets(SECRET), echo=said.append, ready=ready.set_result, **more)
+    )
     both: list[asyncio.Future] = [ready, task]
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     try:
@@ -51,7 +54,7 @@ def test_a_ping_tells_who_is_there_and_how_fast():
         async with listener(node_id="mac-1") as (address, said):
             assert said == [f"listening on {address}"]
             lines: list[str] = []
-            report = await ping(str(address), SECRET, count=5, size=1000, echo=lines.append)
+            report = await ping(str(address), Secrets(SECRET), count=5, size=1000, echo=lines.append)
             assert report.peer.node_id == "mac-1"
             assert report.peer.data_addr == str(address)
             assert len(report.round_trips_s) == 5
@@ -70,7 +73,9 @@ def test_a_ping_tells_who_is_there_and_how_fast():
 def test_every_suite_and_rekeying_with_the_largest_filler(suite, rekey_every):
     async def case():
         async with listener(suite=suite, rekey_every=rekey_every) as (address, _):
-            report = await ping(address, SECRET, suite=suite, rekey_every=rekey_every, count=5, size=MAX_FILLER)
+            report = await ping(
+                address, Secrets(SECRET), suite=suite, rekey_every=rekey_every, count=5, size=MAX_FILLER
+            )
             assert report.cipher == suite
 
     run(case())
@@ -80,14 +85,14 @@ def test_what_does_not_fit_is_an_error_of_its_own_kind():
     async def case():
         async with listener(cluster="east") as (address, _):
             with pytest.raises(AuthenticationFailed, match=f"authentication failed with host {address}"):
-                await ping(address, OTHER_SECRET, cluster="east")
+                await ping(address, Secrets(OTHER_SECRET), cluster="east")
             with pytest.raises(ClusterMismatch):
-                await ping(address, SECRET)
+                await ping(address, Secrets(SECRET))
             with pytest.raises(SuiteMismatch):
-                await ping(address, SECRET, cluster="east", suite="chacha20-poly1305")
-            await ping(address, SECRET, cluster="east", count=1)
+                await ping(address, Secrets(SECRET), cluster="east", suite="chacha20-poly1305")
+            await ping(address, Secrets(SECRET), cluster="east", count=1)
         with pytest.raises(PeerLost, match="offline"):
-            await ping(address, SECRET)
+            await ping(address, Secrets(SECRET))
 
     run(case())
 
@@ -95,12 +100,12 @@ def test_what_does_not_fit_is_an_error_of_its_own_kind():
 def test_options_that_cannot_work_are_refused_before_anything_is_dialled():
     for bad in ({"count": 0}, {"size": MAX_FILLER + 1}, {"size": -1}, {"rekey_every": 0}, {"suite": "rot13"}):
         with pytest.raises(ConfigError):
-            run(ping("127.0.0.1:1", SECRET, **bad))
+            run(ping("127.0.0.1:1", Secrets(SECRET), **bad))
     with pytest.raises(ConfigError, match="in use"):
 
         async def twice():
             async with listener() as (address, _):
-                await listen(str(address), SECRET, echo=lambda line: None)
+                await listen(str(address), Secrets(SECRET), echo=lambda line: None)
 
         run(twice())
 
@@ -243,7 +248,7 @@ async def host(spoil: Callable[[bytes], bytes] = bytes) -> AsyncIterator[tuple[A
 def test_so_many_pings_are_so_many_pings():
     async def case():
         async with host() as (address, kinds):
-            await ping(address, SECRET, count=3)
+            await ping(address, Secrets(SECRET), count=3)
         assert kinds == [Kind.PING] * 3 + [Kind.CLOSE]
 
     run(case())
@@ -262,7 +267,7 @@ def test_a_pong_that_is_no_echo_is_an_error(spoil):
     async def case():
         async with host(spoil) as (address, _):
             with pytest.raises(WireError, match="pong differs"):
-                await ping(address, SECRET, count=3, size=100)
+                await ping(address, Secrets(SECRET), count=3, size=100)
 
     run(case())
 
@@ -270,7 +275,7 @@ def test_a_pong_that_is_no_echo_is_an_error(spoil):
 def test_many_visitors_at_once():
     async def case():
         async with listener() as (address, _):
-            reports = await asyncio.gather(*(ping(address, SECRET, count=3) for _ in range(20)))
+            reports = await asyncio.gather(*(ping(address, Secrets(SECRET), count=3) for _ in range(20)))
             assert len({report.peer.incarnation for report in reports}) == 1
 
     run(case())
@@ -282,18 +287,18 @@ def test_a_listener_says_at_once_whom_it_turned_away_and_counts_them():
         warned: list[str] = []
         ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
         listening = asyncio.ensure_future(
-            listen("127.0.0.1:0", SECRET, echo=_ignore, warn=warned.append, ready=ready.set_result, stop=stop)
+            listen("127.0.0.1:0", Secrets(SECRET), echo=_ignore, warn=warned.append, ready=ready.set_result, stop=stop)
         )
         address = await ready
         options: dict[str, Any]
         mismatches: dict[str, dict[str, Any]] = {
-            "authentication failed with host 127.0.0.1": {"secret": OTHER_SECRET},
+            "authentication failed with host 127.0.0.1": {"secrets": Secrets(OTHER_SECRET)},
             "this side aes-256-gcm": {"suite": "chacha20-poly1305"},
             "asked for cluster 'west', this side belongs to 'mlxcel'": {"cluster": "west"},
         }
         for says, options in mismatches.items():
             with pytest.raises(HandshakeError):
-                await ping(address, **{"secret": SECRET, **options})
+                await ping(address, **{"secrets": Secrets(SECRET), **options})
             await until(lambda: warned)
             assert says in warned.pop() and not warned
         async with raw_connection(address) as sock:
@@ -314,15 +319,15 @@ def test_strangers_at_a_listener_count_for_nothing_and_a_guest_outweighs_all_tha
         stop = asyncio.Event()
         ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
         listening = asyncio.ensure_future(
-            listen("127.0.0.1:0", SECRET, echo=_ignore, ready=ready.set_result, stop=stop)
+            listen("127.0.0.1:0", Secrets(SECRET), echo=_ignore, ready=ready.set_result, stop=stop)
         )
         address = await ready
         async with raw_connection(address) as sock:
             await asyncio.get_running_loop().sock_sendall(sock, b"GET / HTTP/1.1\r\n\r\n")
         if guest:
             with pytest.raises(AuthenticationFailed):
-                await ping(address, OTHER_SECRET)
-            await ping(address, SECRET, count=1)
+                await ping(address, Secrets(OTHER_SECRET))
+            await ping(address, Secrets(SECRET), count=1)
         stop.set()
         return (await listening).in_vain
 
@@ -353,11 +358,11 @@ def test_a_ping_that_is_stopped_reports_what_there_was():
         async with listener() as (address, _):
             stop = threading.Event()
             stop.set()
-            assert len((await ping(address, SECRET, count=100, stop=stop)).round_trips_s) == 1
+            assert len((await ping(address, Secrets(SECRET), count=100, stop=stop)).round_trips_s) == 1
 
     run(case())
 
 
 def test_port_0_is_refused_before_anything_is_dialled():
     with pytest.raises(ConfigError, match=r"nobody listens at 127\.0\.0\.1:0"):
-        run(ping("127.0.0.1:0", SECRET))
+        run(ping("127.0.0.1:0", Secrets(SECRET)))

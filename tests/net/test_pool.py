@@ -12,8 +12,9 @@ import pytest
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import State
+from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.errors import AuthenticationFailed, MlxcelError, PeerLost, StepTimeout
-from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.dial import Dialler, dial
 from mlxcel_nb.net.pool import pool as pool_module
 from mlxcel_nb.util import times
 from tests.net.helpers import OTHER_SECRET, SECRET, run
@@ -196,11 +197,13 @@ def test_nobody_there_is_an_error_that_names_the_node_after_growing_delays(monke
     """Case 34."""
     attempts = []
 
-    async def counted(*args, **more):
-        attempts.append(asyncio.get_running_loop().time())
-        return await dial(*args, **more)
+    dial_node = Dialler.dial_node
 
-    monkeypatch.setattr(pool_module, "dial", counted)
+    async def counted(*args):
+        attempts.append(asyncio.get_running_loop().time())
+        return await dial_node(*args)
+
+    monkeypatch.setattr(Dialler, "dial_node", counted)
 
     async def case():
         async with party("a") as a:
@@ -344,14 +347,14 @@ def test_old_and_new_secret_are_both_let_in_while_both_are_named_and_then_only_t
             await until(lambda: a.links("b") and b.links("a"))
             for each in (b, a):  # one node after the other learns the new secret, and keeps the old one for a while
                 each.listener.use([OTHER_SECRET, SECRET])
-                each.pool.use(OTHER_SECRET, SECRET)
+                each.dialler.secrets = Secrets(OTHER_SECRET, SECRET)
                 reset(a, "b")
                 await until(lambda: a.links("b") and b.links("a"))
                 assert await a.ask("b") == "b" and await b.ask("a") == "a"
                 (await dial(Party("old").me, SECRET, b.address)).close()
             for each in (a, b):
                 each.listener.use([OTHER_SECRET])
-                each.pool.use(OTHER_SECRET, None)
+                each.dialler.secrets = Secrets(OTHER_SECRET)
             assert await a.ask("b") == "b", "connections that stand are not touched"
             with pytest.raises(AuthenticationFailed):
                 await dial(Party("old").me, SECRET, b.address)

@@ -12,7 +12,7 @@ import json
 import sys
 
 from mlxcel_nb.cluster.address import parse_address
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.secret import Secret, Secrets
 from mlxcel_nb.cluster.transports import HostFacts
 from mlxcel_nb.models.blas import load_fast_blas
 from mlxcel_nb.net.interfaces.probe import probe
@@ -33,7 +33,7 @@ def main(node_id: str, bind: str, settings: str = "{}") -> None:
     more = json.loads(settings)
     more["peers"] = {peer: [parse_address(text)] for peer, text in more.get("peers", {}).items()}
     config = NodeConfig(cluster="test", node_id=node_id, bind=bind, port=9000, orphan_guard=False, **more)
-    node = Node(config, secret, probe=as_thunderbolt)
+    node = Node(config, Secrets(secret), probe=as_thunderbolt)
     print(node.start(), flush=True)
     sys.stdin.read()
     node.stop()

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.runtime.node import Node
 from mlxcel_nb.runtime.node_config import NodeConfig
@@ -14,7 +15,7 @@ from tests.net.helpers import SECRET, Heard, identity
 
 @contextlib.contextmanager
 def running(node_id: str) -> Iterator[Node]:
-    node = Node(NodeConfig(cluster="test", node_id=node_id, orphan_guard=False), SECRET)
+    node = Node(NodeConfig(cluster="test", node_id=node_id, orphan_guard=False), Secrets(SECRET))
     node.start()
     try:
         yield node

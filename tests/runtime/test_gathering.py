@@ -17,7 +17,7 @@ from mlxcel_nb.runtime.gathering import gather_links
 from mlxcel_nb.runtime.node import Node
 from mlxcel_nb.runtime.protocol import LoadOrder, Member
 from mlxcel_nb.runtime.rendezvous import Rendezvous
-from tests.net.helpers import SECRET, Heard, identity, link_pair, listening, read_all, run
+from tests.net.helpers import Heard, dialler, link_pair, listening, read_all, run
 from tests.runtime.nodes import answer, linked, running
 from tests.tiny import make_tiny
 
@@ -49,7 +49,7 @@ def test_when_one_member_cannot_be_reached_the_links_to_the_others_are_closed() 
                 other = "{}:{}".format(*server.sockets[0].getsockname())
                 wanted = order(("n0", NOBODY), ("n1", str(address)), ("n2", other))
                 with pytest.raises(HandshakeError, match=f"host {other}"):
-                    await gather_links(wanted, 0, identity("n0"), SECRET, Rendezvous())
+                    await gather_links(wanted, 0, dialler("n0"), Rendezvous())
             for _ in ("hot", "witness"):
                 assert await read_all((await arrived.get()).sock) == b""
 
@@ -66,7 +66,7 @@ def test_a_member_that_opens_only_one_of_its_links_is_named_and_that_one_closed(
             rendezvous = Rendezvous()
             rendezvous.arrived(("instance-1", "n0", "hot"), ours)
             with pytest.raises(PeerLost, match=r"n0: did not open its witness link within 0\.1 s"):
-                await gather_links(order(("n0", NOBODY), ("n1", NOBODY)), 1, identity("n1"), SECRET, rendezvous)
+                await gather_links(order(("n0", NOBODY), ("n1", NOBODY)), 1, dialler("n1"), rendezvous)
             assert await read_all(theirs.sock) == b""
             assert rendezvous._futures == {}
 
@@ -79,7 +79,7 @@ def test_a_cancelled_gathering_closes_what_has_arrived(asked: bool) -> None:
         async with link_pair() as (theirs, ours):
             rendezvous = Rendezvous()
             wanted = order(("n0", NOBODY), ("n1", NOBODY))
-            gathered = asyncio.ensure_future(gather_links(wanted, 1, identity("n1"), SECRET, rendezvous))
+            gathered = asyncio.ensure_future(gather_links(wanted, 1, dialler("n1"), rendezvous))
             await asyncio.sleep(0)
             # A witness comes before the hot link: nobody has asked for it yet.
             rendezvous.arrived(("instance-1", "n0", "hot" if asked else "witness"), ours)

@@ -13,7 +13,7 @@ import pytest
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change, State
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.secret import Secret, Secrets
 from mlxcel_nb.errors import AuthenticationFailed
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.runtime.node import Node
@@ -45,9 +45,8 @@ def node(
         port=port,
         orphan_guard=False,
         peers={peer: [Address("127.0.0.1", port)] for peer, port in (peers or {}).items()},
-        previous_secret=secrets[1] if len(secrets) > 1 else None,
     )
-    made = Node(config, secrets[0], on_change=None if changes is None else changes.append)
+    made = Node(config, Secrets(*secrets), on_change=None if changes is None else changes.append)
     made.start()
     try:
         yield made
@@ -172,7 +171,7 @@ def test_a_peer_with_another_suite_is_refused_with_both_named() -> None:
         suite="chacha20-poly1305",
         peers={"b": [Address("127.0.0.1", at["b"])]},
     )
-    made = Node(config, SECRET)
+    made = Node(config, Secrets(SECRET))
     made.start()
     try:
         with node("b", at["b"]):

@@ -13,6 +13,7 @@ import pytest
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.layout import make_layout
+from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.errors import HandshakeError, WireError, from_dict
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.net.hot import controls
@@ -161,7 +162,7 @@ def test_waiting_prompts_are_bounded_in_size(node: Node, tiny: Path, monkeypatch
 
 def test_orders_for_a_node_whose_thread_has_ended_are_refused_at_once(tiny: Path) -> None:
     async def case() -> None:
-        made = Node(NodeConfig(cluster="test", node_id="engine-0", orphan_guard=False), SECRET)
+        made = Node(NodeConfig(cluster="test", node_id="engine-0", orphan_guard=False), Secrets(SECRET))
         await asyncio.to_thread(made.start)
         try:
             async with linked(made, "router-00000001", "router") as router:
@@ -178,7 +179,7 @@ def test_orders_for_a_node_whose_thread_has_ended_are_refused_at_once(tiny: Path
 
 def test_a_first_message_is_small() -> None:
     async def case() -> None:
-        made = Node(NodeConfig(cluster="test", node_id="engine-1", orphan_guard=False), SECRET)
+        made = Node(NodeConfig(cluster="test", node_id="engine-1", orphan_guard=False), Secrets(SECRET))
         address: Address = await asyncio.to_thread(made.start)
         try:
             # The listener says its own first message before it reads ours, so the dial itself may succeed.

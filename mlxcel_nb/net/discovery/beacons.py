@@ -13,7 +13,7 @@ import dataclasses
 import secrets as random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,7 @@ class Beacons:
     def __init__(
         self,
         cluster: str,
-        secrets: Sequence[Secret],
+        secrets: Iterable[Secret],
         *,
         announce: Announcement | None = None,
         on_change: Callable[[Change], None] | None = None,
@@ -381,7 +381,7 @@ async def _bound_addresses(listens: Address | None) -> list[Address]:
 
 async def discover(
     cluster: str,
-    secrets: Sequence[Secret],
+    secrets: Iterable[Secret],
     *,
     seconds: float,
     announce: Announcement | None = None,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address, parse_address
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.secret import Secret, Secrets
 from mlxcel_nb.cluster.shape import Shapes
-from mlxcel_nb.errors import AuthenticationFailed, HandshakeError, PeerLost
+from mlxcel_nb.errors import AuthenticationFailed, HandshakeError, MlxcelError, PeerLost
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.links.opening import open_link
 from mlxcel_nb.net.links.sockets import connect, offline
@@ -43,83 +44,120 @@ class _Crowded(Exception):
         self.told = told
 
 
+@dataclass(kw_only=True)
+class Dialler:
+    """How one node reaches others: what all the connections it makes have in common. On one asyncio loop.
+
+    Args:
+        identity: what the node says of itself, asked afresh for every connection.
+        secrets: the older one is tried once, on a connection of its own, when the current one is refused. They may be
+            replaced at any time, for the connections that are made from then on.
+        rekey_every: frames after which this side takes its next key; None for the wire's own limits.
+        shapes: how what is sent to a node is shaped.
+        source: the node's own IP address, which connections come from where they can; "" lets the system choose.
+    """
+
+    identity: Callable[[], Identity]
+    secrets: Secrets
+    rekey_every: int | None = None
+    shapes: Shapes | None = None
+    source: str = ""
+
+    async def dial(
+        self,
+        address: Address | str,
+        *,
+        expect_node_id: str | None = None,
+        hello: Mapping[str, Any] | None = None,
+        deadline: float = times.HANDSHAKE_S,
+        source: str | None = None,
+    ) -> Link:
+        """An established connection to the node at `address`, first control frames exchanged.
+
+        Args:
+            expect_node_id: refuse to talk to any other node.
+            hello: merged into our first control frame, e.g. `{"link": "hot"}`.
+            deadline: seconds for all of it.
+            source: in place of the node's own.
+
+        Raises:
+            PeerLost: nobody there, or nobody who answers within `deadline`.
+            AuthenticationFailed: one side does not know the secret.
+            HandshakeError: any other reason why the two cannot talk.
+        """
+        to = parse_address(address) if isinstance(address, str) else address
+        attempt = _Attempt(self, to, expect_node_id, hello, self.source if source is None else source)
+        *tried_once, last = self.secrets
+        try:
+            async with asyncio.timeout(deadline):
+                for candidate in tried_once:
+                    try:
+                        return await attempt.persist(candidate)
+                    except HandshakeError as error:
+                        if not (isinstance(error, AuthenticationFailed) or attempt.left_unanswered):
+                            raise
+                return await attempt.persist(last)
+        except TimeoutError:
+            if attempt.crowded is not None:
+                raise attempt.crowded from None
+            if not attempt.connected:
+                raise offline(to, f"no answer within {deadline:g} s", node=expect_node_id) from None
+            raise PeerLost(
+                f"host {to} takes connections but did not finish the handshake within {deadline:g} s",
+                node=expect_node_id,
+                advice="Its process may be stopped or overloaded.",
+            ) from None
+
+    async def dial_node(self, node_id: str, addresses: Sequence[Address], hello: Mapping[str, Any]) -> Link:
+        """A connection to `node_id`, at the first of its addresses where it answers; they share the time of one.
+
+        Raises:
+            MlxcelError: as `dial`, for the last of them.
+        """
+        last: MlxcelError = PeerLost("has no address", node=node_id, advice="Name one in the cluster file.")
+        for address in addresses:
+            try:
+                share = times.HANDSHAKE_S / len(addresses)
+                return await self.dial(address, expect_node_id=node_id, hello=hello, deadline=share)
+            except MlxcelError as error:
+                last = error
+        raise last
+
+
 async def dial(
     identity: Identity,
-    secret: Secret | bytes,
+    secrets: Secret | Secrets,
     address: Address | str,
     *,
     expect_node_id: str | None = None,
     hello: Mapping[str, Any] | None = None,
-    previous_secret: Secret | bytes | None = None,
     deadline: float = times.HANDSHAKE_S,
     rekey_every: int | None = None,
     shapes: Shapes | None = None,
-    source: str = "",
 ) -> Link:
-    """An established connection to the node at `address`, first control frames exchanged.
-
-    Args:
-        expect_node_id: refuse to talk to any other node.
-        hello: merged into our first control frame, e.g. `{"link": "hot"}`.
-        previous_secret: tried once, on a connection of its own, when the current one is refused.
-        deadline: seconds for all of it.
-        rekey_every: frames after which this side takes its next key; None for the wire's own limits.
-        shapes: how what is sent to a node is shaped.
-        source: this node's own IP address, which the connection comes from where it can; "" lets the system choose.
-
-    Raises:
-        PeerLost: nobody there, or nobody who answers within `deadline`.
-        AuthenticationFailed: one side does not know the secret.
-        HandshakeError: any other reason why the two cannot talk.
-    """
-    to = parse_address(address) if isinstance(address, str) else address
-    secrets = [_wrap(s) for s in (secret, previous_secret) if s is not None]
-    attempt = _Attempt(identity, to, expect_node_id, hello, rekey_every, shapes, source)
-    try:
-        async with asyncio.timeout(deadline):
-            for candidate in secrets[:-1]:
-                try:
-                    return await attempt.persist(candidate)
-                except HandshakeError as error:
-                    if not (isinstance(error, AuthenticationFailed) or attempt.left_unanswered):
-                        raise
-            return await attempt.persist(secrets[-1])
-    except TimeoutError:
-        if attempt.crowded is not None:
-            raise attempt.crowded from None
-        if not attempt.connected:
-            raise offline(to, f"no answer within {deadline:g} s", node=expect_node_id) from None
-        raise PeerLost(
-            f"host {to} takes connections but did not finish the handshake within {deadline:g} s",
-            node=expect_node_id,
-            advice="Its process may be stopped or overloaded.",
-        ) from None
-
-
-def _wrap(secret: Secret | bytes) -> Secret:
-    return secret if isinstance(secret, Secret) else Secret(secret)
+    """A single connection, of somebody who makes no other; see `Dialler`."""
+    known = Secrets(secrets) if isinstance(secrets, Secret) else secrets
+    dialler = Dialler(identity=lambda: identity, secrets=known, rekey_every=rekey_every, shapes=shapes)
+    return await dialler.dial(address, expect_node_id=expect_node_id, hello=hello, deadline=deadline)
 
 
 class _Attempt:
-    """What every try of one `dial` has in common."""
+    """What every try of one `Dialler.dial` has in common."""
 
     def __init__(
         self,
-        identity: Identity,
+        dialler: Dialler,
         address: Address,
         expect_node_id: str | None,
         hello: Mapping[str, Any] | None,
-        rekey_every: int | None,
-        shapes: Shapes | None,
         source: str,
     ) -> None:
-        self._identity = identity
+        self._dialler = dialler
+        self._identity = dialler.identity()
         self._address = address
         self._where = f"host {address}"
         self._expect_node_id = expect_node_id
         self._hello = hello
-        self._rekey_every = rekey_every
-        self._shapes = shapes
         self._source = source
         self.connected = False
         self.crowded: HandshakeError | None = None
@@ -154,8 +192,8 @@ class _Attempt:
                 where=self._where,
                 dialled=True,
                 hello=self._hello,
-                rekey_every=self._rekey_every,
-                shapes=self._shapes,
+                rekey_every=self._dialler.rekey_every,
+                shapes=self._dialler.shapes,
             )
         except ConnectionError as error:
             sock.close()

@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address
@@ -73,7 +73,7 @@ class Listener:
     def __init__(
         self,
         identity: Identity | Callable[[], Identity],
-        secrets: Sequence[Secret | bytes],
+        secrets: Iterable[Secret],
         *,
         on_link: Callable[[Link], Awaitable[None] | None],
         configured: Mapping[str, Collection[str]] | None = None,
@@ -141,9 +141,9 @@ class Listener:
             task.cancel()
         await asyncio.gather(*visits, return_exceptions=True)
 
-    def use(self, secrets: Sequence[Secret | bytes]) -> None:
+    def use(self, secrets: Iterable[Secret]) -> None:
         """Let in whoever knows one of these from now on; links that stand are not touched."""
-        self._secrets = [s if isinstance(s, Secret) else Secret(s) for s in secrets]
+        self._secrets = tuple(secrets)
 
     @property
     def pending(self) -> int:

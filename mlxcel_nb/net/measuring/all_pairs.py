@@ -16,16 +16,16 @@ from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation, visitor_id
 from mlxcel_nb.cluster.places import Place
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.interfaces.probe import host_id, probe
-from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.dial import Dialler
+from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.measuring import pair as measuring
 from mlxcel_nb.net.measuring.mesh import HERE, Mesh, Pair
 from mlxcel_nb.net.measuring.ping import VISITOR_ROLE
-from mlxcel_nb.util import times
 from mlxcel_nb.wire.hello import SUITES, Identity, suite_number
 
 PLACE_S = 15.0
@@ -51,7 +51,7 @@ class Effort:
 async def measure_mesh(
     nodes: Mapping[str, Sequence[Address]],
     cluster: str,
-    secrets: Sequence[Secret],
+    secrets: Secrets,
     *,
     suite: str = SUITES[1],
     effort: Effort | None = None,
@@ -62,7 +62,6 @@ async def measure_mesh(
 
     Args:
         nodes: ids with the addresses they listen at, the best first.
-        secrets: the cluster secret, then an older one.
         suite: the cipher suite of the nodes.
         shapes: what the links from here are made to be like; the nodes shape those between them.
         on_progress: told how many pairs are done, of how many, and which is next.
@@ -74,7 +73,8 @@ async def measure_mesh(
         incarnation=new_incarnation(),
         suite=suite_number(suite),
     )
-    tester = _Tester(nodes, identity, secrets, effort or Effort(), shapes)
+    dialler = Dialler(identity=lambda: identity, secrets=secrets, shapes=shapes)
+    tester = _Tester(nodes, dialler, effort or Effort())
     try:
         return await tester.run(on_progress or (lambda *_: None))
     finally:
@@ -82,19 +82,10 @@ async def measure_mesh(
 
 
 class _Tester:
-    def __init__(
-        self,
-        nodes: Mapping[str, Sequence[Address]],
-        identity: Identity,
-        secrets: Sequence[Secret],
-        effort: Effort,
-        shapes: Shapes | None,
-    ) -> None:
+    def __init__(self, nodes: Mapping[str, Sequence[Address]], dialler: Dialler, effort: Effort) -> None:
         self._nodes = nodes
-        self._identity = identity
-        self._secrets = secrets
+        self._dialler = dialler
         self._effort = effort
-        self._shapes = shapes
         self._links: dict[str, ControlLink] = {}
         self._absent: dict[str, str] = {}
         self._answers: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
@@ -117,24 +108,8 @@ class _Tester:
 
     # -- the nodes --------------------------------------------------------------------------------
 
-    async def _dial(self, node: str, **hello: str) -> Any:
-        addresses = self._nodes[node]
-        last: MlxcelError = PeerLost("has no address", node=node)
-        for address in addresses:
-            try:
-                return await dial(
-                    self._identity,
-                    self._secrets[0],
-                    address,
-                    expect_node_id=node,
-                    hello=hello,
-                    previous_secret=self._secrets[1] if len(self._secrets) > 1 else None,
-                    shapes=self._shapes,
-                    deadline=times.HANDSHAKE_S / len(addresses),
-                )
-            except MlxcelError as error:
-                last = error
-        raise last
+    async def _dial(self, node: str, **hello: str) -> Link:
+        return await self._dialler.dial_node(node, self._nodes[node], hello)
 
     async def _meet(self, node: str) -> None:
         try:

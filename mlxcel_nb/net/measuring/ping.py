@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import secrets
+import os
 import statistics
 import threading
 import time
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address, parse_address
-from mlxcel_nb.cluster.names import check_name, new_incarnation, visitor_id
-from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.cluster.names import check_name, listener_id, new_incarnation, visitor_id
+from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.cluster.shape import LinkShape, Shapes
 from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.net.control.control_link import ControlLink
@@ -26,7 +26,7 @@ from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.net.links.link import Link, PeerInfo
 from mlxcel_nb.net.links.listener import MISMATCHES, Listener
 from mlxcel_nb.wire.frames import MAX_FILLER, MAX_FRAMES, PING_BYTES
-from mlxcel_nb.wire.hello import Identity, suite_number
+from mlxcel_nb.wire.hello import SUITES, Identity, suite_number
 
 CLUSTER = "mlxcel"
 """Name of a cluster nobody named."""
@@ -163,14 +163,13 @@ class _Warnings:
 
 async def listen(
     bind: str,
-    secret: Secret,
+    secrets: Secrets,
     *,
     cluster: str = CLUSTER,
     node_id: str | None = None,
-    suite: str = "aes-256-gcm",
+    suite: str = SUITES[1],
     rekey_every: int | None = None,
     shape: LinkShape | None = None,
-    previous_secret: Secret | None = None,
     echo: Callable[[str], object] = print,
     warn: Callable[[str], object] | None = None,
     ready: Callable[[Address], object] | None = None,
@@ -188,7 +187,7 @@ async def listen(
         ConfigError: the address cannot be bound.
     """
     where = parse_address(bind, default_port=0)
-    identity = _identity(cluster, node_id or f"listen-{secrets.token_hex(4)}", LISTENER_ROLE, suite)
+    identity = _identity(cluster, node_id or listener_id(), LISTENER_ROLE, suite)
     _check_rekey(rekey_every)
     links: set[ControlLink] = set()
 
@@ -200,10 +199,9 @@ async def listen(
         if state in ("dead", "closed"):
             links.discard(link)
 
-    known = [secret] if previous_secret is None else [secret, previous_secret]
     on_mismatch = _Warnings(warn) if warn is not None else None
     listener = Listener(
-        identity, known, on_link=take, rekey_every=rekey_every, shapes=_always(shape), on_mismatch=on_mismatch
+        identity, secrets, on_link=take, rekey_every=rekey_every, shapes=_always(shape), on_mismatch=on_mismatch
     )
     address = await listener.start(where.host, where.port)
     try:
@@ -223,14 +221,13 @@ async def listen(
 
 async def ping(
     address: str | Address,
-    secret: Secret,
+    secrets: Secrets,
     *,
     cluster: str = CLUSTER,
     node_id: str | None = None,
-    suite: str = "aes-256-gcm",
+    suite: str = SUITES[1],
     rekey_every: int | None = None,
     shape: LinkShape | None = None,
-    previous_secret: Secret | None = None,
     count: int = COUNT,
     size: int = SIZE,
     echo: Callable[[str], object] | None = None,
@@ -257,17 +254,10 @@ async def ping(
         raise ConfigError(f"nobody listens at {to}", advice="Write the port that the node says it listens on.")
     identity = _identity(cluster, node_id or visitor_id(), VISITOR_ROLE, suite)
     began = time.perf_counter()
-    link = await dial(
-        identity,
-        secret,
-        to,
-        previous_secret=previous_secret,
-        rekey_every=rekey_every,
-        shapes=_always(shape),
-    )
+    link = await dial(identity, secrets, to, rekey_every=rekey_every, shapes=_always(shape))
     connect_s = time.perf_counter() - began
     control = ControlLink(link, on_frame=_drop, on_state=_drop)
-    filler = secrets.token_bytes(size)
+    filler = os.urandom(size)
     try:
         round_trips = [await control.ping(filler, within_s=PONG_S)]
         while len(round_trips) < count and not (stop and stop.is_set()):

@@ -33,17 +33,14 @@ from mlxcel_nb.cluster.membership import (
     State,
     Unreachable,
 )
-from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import HandshakeError, MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.net.control.control_link import ControlLink
-from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.dial import Dialler
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.pool.backoff import UNSEEN_AFTER, Backoff
 from mlxcel_nb.net.pool.peer import Peer
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
-from mlxcel_nb.wire.handshake import Identity
 
 log = get_logger("net.pool")
 
@@ -72,8 +69,7 @@ class Pool:
     """The connections, and the membership they feed.
 
     Args:
-        identity: what this node says of itself.
-        secret, previous_secret, shapes, source: as for `dial`.
+        dialler: makes the connections.
         on_message: takes what is neither an answer nor a heartbeat; a `WireError` ends the link.
         on_stream: takes stream messages; without it they end the link.
         on_change: told of each change in a peer's state.
@@ -84,12 +80,8 @@ class Pool:
 
     def __init__(
         self,
-        identity: Callable[[], Identity],
-        secret: Secret,
+        dialler: Dialler,
         *,
-        previous_secret: Secret | None = None,
-        shapes: Shapes | None = None,
-        source: str = "",
         on_message: Callable[[ControlLink, Message], None],
         on_stream: Callable[[ControlLink, Message], None] | None = None,
         on_change: Callable[[Change], None] | None = None,
@@ -97,10 +89,7 @@ class Pool:
         progress: Callable[[], tuple[int, bool]] = lambda: (0, False),
         announce: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        self._identity = identity
-        self._secrets = (secret, previous_secret)
-        self._shapes = shapes
-        self._source = source
+        self._dialler = dialler
         self._on_message = on_message
         self._on_stream = on_stream
         self._on_change = on_change
@@ -118,16 +107,12 @@ class Pool:
 
     # -- what the owner calls ---------------------------------------------------------------------
 
-    def use(self, secret: Secret, previous_secret: Secret | None) -> None:
-        """Dial with these secrets from now on; connections that stand are not touched."""
-        self._secrets = (secret, previous_secret)
-
     def add(self, node_id: str, addresses: Sequence[Address]) -> None:
         """Keep a connection to `node_id`, which listens at one of `addresses`, the best first."""
         if node_id in self._peers:
             self._peers[node_id].addresses = tuple(addresses)
             return
-        peer = self._peers[node_id] = Peer(node_id, tuple(addresses), self._identity().node_id < node_id)
+        peer = self._peers[node_id] = Peer(node_id, tuple(addresses), self._dialler.identity().node_id < node_id)
         self.membership.expect([node_id], self._loop.time())
         self._keepers[node_id] = self._loop.create_task(self._keep(peer))
 
@@ -302,33 +287,15 @@ class Pool:
         return asyncio.shield(peer.attempt)
 
     async def _dial(self, peer: Peer) -> None:
-        secret, previous = self._secrets
-        last: MlxcelError | None = None
-        for address in peer.addresses:
-            deadline = times.HANDSHAKE_S / len(peer.addresses)
-            try:
-                link = await dial(
-                    self._identity(),
-                    secret,
-                    address,
-                    expect_node_id=peer.node_id,
-                    hello={"link": LINK},
-                    previous_secret=previous,
-                    deadline=deadline,
-                    shapes=self._shapes,
-                    source=self._source,
-                )
-            except MlxcelError as error:
-                last = error
-                continue
-            if self._peers.get(peer.node_id) is not peer or self._closed:
-                link.close()
-                return
+        try:
+            link = await self._dialler.dial_node(peer.node_id, peer.addresses, {"link": LINK})
+        except MlxcelError as error:
+            self._tell(Unreachable(node_id=peer.node_id, reason=error.cause))
+            raise
+        if self._peers.get(peer.node_id) is peer and not self._closed:
             self._adopt(peer, link)
-            return
-        last = last or PeerLost("has no address", node=peer.node_id, advice="Name one in the cluster file.")
-        self._tell(Unreachable(node_id=peer.node_id, reason=last.cause))
-        raise last
+        else:
+            link.close()
 
     def _adopt(self, peer: Peer, link: Link) -> None:
         """Drive `link` and let it be the peer's connection, unless another is."""

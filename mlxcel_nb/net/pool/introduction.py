@@ -10,14 +10,11 @@ import asyncio
 from collections.abc import Callable
 
 from mlxcel_nb.cluster.address import Address
-from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import HandshakeError, MlxcelError
 from mlxcel_nb.net.control.control_link import ControlLink
-from mlxcel_nb.net.links.dial import dial
+from mlxcel_nb.net.links.dial import Dialler
 from mlxcel_nb.net.pool.backoff import UNSEEN_AFTER, Backoff
 from mlxcel_nb.util.log import get_logger
-from mlxcel_nb.wire.handshake import Identity
 
 log = get_logger("net.introduction")
 
@@ -26,14 +23,10 @@ LINK = "introduction"
 
 
 async def introduced(
-    identity: Callable[[], Identity],
-    secret: Secret,
+    dialler: Dialler,
     address: Address,
     *,
-    previous_secret: Secret | None = None,
-    shapes: Shapes | None = None,
     own: Address | None = None,
-    source: str = "",
     on_unseen: Callable[[str, str], object] | None = None,
 ) -> str | None:
     """The id of the node at `address`, as soon as one answers there; None when it is this node itself.
@@ -41,21 +34,14 @@ async def introduced(
     Goes on until it is cancelled: a peer may start days later. A peer that cannot be let in is logged once.
 
     Args:
+        own: where this node itself listens.
         on_unseen: told why nobody was reached, once a reason: the address, and the reason.
     """
     backoff, complained = Backoff(), False
     told: set[str] = set()
     while address != own:
         try:
-            link = await dial(
-                identity(),
-                secret,
-                address,
-                hello={"link": LINK},
-                previous_secret=previous_secret,
-                shapes=shapes,
-                source=source,
-            )
+            link = await dialler.dial(address, hello={"link": LINK})
         except MlxcelError as error:
             if " is this node itself" in error.cause:
                 return None
