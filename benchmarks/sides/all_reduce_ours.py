@@ -82,8 +82,8 @@ class Steps:
         return {name: statistics.median(took) for name, took in self._all.items() if len(took) > rounds / 2}
 
 
-def main(rank: int, size: int, spin: bool) -> None:
-    links = hot_links(rank, size, spin=spin)
+def main(rank: int, size: int, spin: bool, shared_memory: bool) -> None:
+    links = hot_links(rank, size, spin=spin, shared_memory=shared_memory)
     interrupt = Interrupt()
     group = Group(rank, links, interrupt)
     step = 0
@@ -157,4 +157,4 @@ def main(rank: int, size: int, spin: bool) -> None:
     serve({"rank": rank}, answer)
 
 
-main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "spin")
+main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "spin", sys.argv[4:] == ["shared-memory"])

@@ -5,22 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from functools import partial
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation
 from mlxcel_nb.cluster.secret import Secret
+from mlxcel_nb.net.further.agree import agree
 from mlxcel_nb.net.hot.hot_link import MAX_SPIN_S, HotLink
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.links.listener import Listener
+from mlxcel_nb.net.shared_memory.offer import SharedMemoryOffer
 from mlxcel_nb.wire.handshake import Identity
 
 
-def hot_links(rank: int, size: int, *, spin: bool) -> dict[int, HotLink]:
-    """A hot link to every other rank, by rank: the lower ones are dialled, the higher ones arrive."""
+def hot_links(rank: int, size: int, *, spin: bool, shared_memory: bool = False) -> dict[int, HotLink]:
+    """A hot link to every other rank, by rank: the lower ones are dialled, the higher ones arrive.
+
+    Args:
+        shared_memory: move them there, as engines on one host do.
+    """
     spin_s = MAX_SPIN_S if spin else 0.0
-    return {other: HotLink(link, spin_s=spin_s) for other, link in asyncio.run(_join(rank, size)).items()}
+    links = {other: HotLink(link, spin_s=spin_s) for other, link in asyncio.run(_join(rank, size)).items()}
+    for _, link in sorted(links.items()):
+        if shared_memory and (reason := agree(link, partial(SharedMemoryOffer, link.link))):
+            raise SystemExit(f"no shared memory: {reason}")
+    return links
 
 
 async def _join(rank: int, size: int) -> dict[int, Link]:

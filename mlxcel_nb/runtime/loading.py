@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxcel_nb.cluster.transports import RDMA_BIT
 from mlxcel_nb.models.loading import LoadProgress, Part, load_part
+from mlxcel_nb.net.further.agree import agree
+from mlxcel_nb.net.further.offer import Offer
 from mlxcel_nb.net.hot.hot_link import HotLink
 from mlxcel_nb.net.hot.interrupt import Interrupt
-from mlxcel_nb.net.ucx.agree import agree
+from mlxcel_nb.net.links.link import SHARED_MEMORY
+from mlxcel_nb.net.shared_memory.offer import ELSEWHERE, SharedMemoryOffer
+from mlxcel_nb.net.ucx.offer import UcxOffer
 from mlxcel_nb.runtime import collectives
 from mlxcel_nb.runtime.execution import Instance
 from mlxcel_nb.runtime.fabric import Fabric
@@ -24,10 +29,19 @@ PROGRESS_EVERY_S = 0.1
 
 
 def speed_up(links: Mapping[int, HotLink], interrupt: Interrupt) -> None:
-    """Move to RDMA what can be moved, in the order of the members, which is the same at both ends of every link."""
+    """Move to shared memory or RDMA what can be moved, in the order of the members, the same at both ends of each."""
     for _, hot in sorted(links.items()):
-        if hot.link.transports & RDMA_BIT and (reason := agree(hot, interrupt=interrupt)):
-            hot.link.why = "; ".join(filter(None, [hot.link.why, f"no RDMA: {reason}"]))
+        ways: dict[str, Callable[[], Offer]] = {}
+        if SHARED_MEMORY in hot.peer.hello["features"]:
+            ways["shared memory"] = partial(SharedMemoryOffer, hot.link)
+        if hot.link.transports & RDMA_BIT:
+            ways["RDMA"] = UcxOffer
+        for name, offering in ways.items():
+            reason = agree(hot, offering, interrupt=interrupt)
+            if not reason:
+                break
+            if not reason.endswith(ELSEWHERE):  # as most hosts are
+                hot.link.why = "; ".join(filter(None, [hot.link.why, f"no {name}: {reason}"]))
 
 
 def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -> Instance:

@@ -25,12 +25,13 @@ import pytest
 from mlxcel_nb.cluster.shape import parse_link
 from mlxcel_nb.errors import HandshakeError
 from mlxcel_nb.net.collectives.group import Tag
+from mlxcel_nb.net.further.agree import agree
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.net.links.guest import _received
 from mlxcel_nb.net.links.opening import MAX_FIRST_BYTES
 from mlxcel_nb.net.shaping import relay as shaping
 from mlxcel_nb.net.shaping.pipe import BUFFER_BYTES
-from mlxcel_nb.net.ucx.agree import agree
+from mlxcel_nb.net.ucx.offer import UcxOffer
 from mlxcel_nb.wire.handshake import ClientHandshake
 from tests.net.helpers import SECRET, Heard, identity, listening, raw_connection, run, shake_hands
 from tests.net.shaped import SLACK_S, nothing_stays, pair, read_all, relays, send_all, shaped, shaped_hot
@@ -233,7 +234,9 @@ def test_the_listener_sees_life_on_a_shaped_link_that_nobody_drives() -> None:
 def test_a_shaped_link_stays_where_its_shape_is() -> None:
     """RDMA would go past it."""
     with shaped_hot("1ms") as (here, there), concurrent.futures.ThreadPoolExecutor(2) as pool:
-        reasons = [future.result(10) for future in [pool.submit(agree, end) for end in (here, there)]]
+        reasons = [
+            future.result(10) for future in [pool.submit(agree, end, UcxOffer) for end in (here, there)]
+        ]
         assert all("the link is shaped" in reason for reason in reasons)
         assert here.link.transport == "tcp"
 

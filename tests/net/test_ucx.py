@@ -5,13 +5,10 @@ No adapter exists where these run, so UCX is told to use shared memory or TCP: t
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,16 +17,15 @@ import pytest
 
 from mlxcel_nb.errors import PeerLost
 from mlxcel_nb.net.collectives.group import Tag
+from mlxcel_nb.net.further.agree import agree
+from mlxcel_nb.net.further.offer import Unavailable
 from mlxcel_nb.net.hot.hot_link import HotLink
 from mlxcel_nb.net.ucx import library
-from mlxcel_nb.net.ucx.agree import agree
-from mlxcel_nb.net.ucx.library import Unavailable
+from mlxcel_nb.net.ucx.offer import UcxOffer
 from mlxcel_nb.net.ucx.stream import RDMA, UcxStream, Worker
-from tests.net.helpers import SECRET, listening, run
+from tests.net.far import LIMIT_S, Far, echo
 
-REPO = Path(__file__).parents[2]
 WIRES = ("sm,self", "tcp,self")
-LIMIT_S = 20.0
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -155,53 +151,21 @@ def test_transports_that_do_not_exist_are_told() -> None:
 # -- agreeing --------------------------------------------------------------------------------------------------------
 
 
-class Far:
-    """The other end of a hot link, in a process of its own: it agrees, and sends every tensor back."""
-
-    def __init__(self, transports: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.net.ucx_end", transports], cwd=REPO, stdin=subprocess.PIPE, text=True
-        )
-
-    async def _join(self) -> HotLink:
-        async with listening() as (_, address, links):
-            assert self.process.stdin is not None
-            self.process.stdin.write(f"{SECRET.reveal().hex()}\n{address.port}\n")
-            self.process.stdin.flush()
-            link = await links.get()
-            # The fixture closes what is left; this one outlives it.
-            return HotLink(dataclasses.replace(link, sock=link.sock.dup()))
-
-    def join(self) -> HotLink:
-        return run(self._join())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(LIMIT_S)
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-
 @pytest.fixture
 def far(request: pytest.FixtureRequest) -> Iterator[tuple[Far, HotLink]]:
     """A far end that may use the parameter's transports, and the link to it."""
-    process = Far(request.param)
+    process = Far("ucx", request.param)
     hot = process.join()
     yield process, hot
     hot.close()
     process.close()
 
 
-def echo(hot: HotLink, step: int, data: bytes) -> bytes:
-    hot.send_tensor(Tag(1, step, 1), "uint8", (len(data),), data, deadline=time.monotonic() + LIMIT_S)
-    return bytes(hot.recv_tensor(Tag(1, step, 2), deadline=time.monotonic() + LIMIT_S).data)
-
-
 @pytest.mark.parametrize("far", WIRES, indirect=True)
 def test_tensors_go_over_ucx_once_both_ends_have_tried_it(far: tuple[Far, HotLink], request) -> None:
     _, hot = far
     wires = request.node.callspec.params["far"]
-    assert agree(hot, transports=wires) == ""
+    assert agree(hot, lambda: UcxOffer(wires)) == ""
     assert hot.link.transport.startswith("rdma (UCX ")
     for step, size in enumerate((1, 8192, 700_000, 9_000_001)):
         data = os.urandom(size)
@@ -211,7 +175,7 @@ def test_tensors_go_over_ucx_once_both_ends_have_tried_it(far: tuple[Far, HotLin
 @pytest.mark.parametrize("far", ["rc,ud"], indirect=True)
 def test_a_peer_without_an_adapter_keeps_the_link_on_tcp_and_says_why(far: tuple[Far, HotLink]) -> None:
     _, hot = far
-    assert agree(hot, transports="tcp,self") == "far: this host has no adapter for rc,ud"
+    assert agree(hot, lambda: UcxOffer("tcp,self")) == "far: this host has no adapter for rc,ud"
     assert hot.link.transport == "tcp"
     assert echo(hot, 0, b"still here") == b"still here"
 
@@ -219,14 +183,14 @@ def test_a_peer_without_an_adapter_keeps_the_link_on_tcp_and_says_why(far: tuple
 @pytest.mark.parametrize("far", ["tcp,self"], indirect=True)
 def test_this_host_s_own_reason_comes_first(far: tuple[Far, HotLink]) -> None:
     _, hot = far
-    assert agree(hot, transports="rc,ud") == "this host has no adapter for rc,ud"
+    assert agree(hot, lambda: UcxOffer("rc,ud")) == "this host has no adapter for rc,ud"
     assert echo(hot, 0, b"still here") == b"still here"
 
 
 @pytest.mark.parametrize("far", ["sm,self"], indirect=True)
 def test_ends_without_a_wire_in_common_stay_on_tcp(far: tuple[Far, HotLink]) -> None:
     _, hot = far
-    assert agree(hot, transports="tcp,self")
+    assert agree(hot, lambda: UcxOffer("tcp,self"))
     assert hot.link.transport == "tcp"
     assert echo(hot, 0, b"still here") == b"still here"
 
@@ -234,7 +198,7 @@ def test_ends_without_a_wire_in_common_stay_on_tcp(far: tuple[Far, HotLink]) -> 
 @pytest.mark.parametrize("far", ["tcp,self"], indirect=True)
 def test_a_killed_peer_is_noticed_on_the_connection_beside_it(far: tuple[Far, HotLink]) -> None:
     process, hot = far
-    assert agree(hot, transports="tcp,self") == ""
+    assert agree(hot, lambda: UcxOffer("tcp,self")) == ""
     process.process.send_signal(signal.SIGKILL)
     with pytest.raises(PeerLost, match="far"):
         hot.recv_tensor(Tag(1, 0, 2), deadline=time.monotonic() + LIMIT_S)

@@ -28,7 +28,10 @@ from mlxcel_nb.wire.keys import DirectionKeys
 SCHEMA = 1
 """Schema of the control messages that this side speaks."""
 
-FEATURES = ("credit", "rekey", "tensor-lz4", "tensor-split")
+SHARED_MEMORY = "shared-memory"
+"""A feature: this side answers an offer of it on a hot link (`net.shared_memory`), if only with a reason against it."""
+
+FEATURES = ("credit", "rekey", SHARED_MEMORY, "tensor-lz4", "tensor-split")
 
 MAX_HELLO_ENTRIES = 64
 """Entries of `features` and `versions` that are kept of what a peer sends."""

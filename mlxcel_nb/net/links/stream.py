@@ -1,4 +1,4 @@
-"""What a hot link asks of its socket, or of what stands in its place (`net.ucx`)."""
+"""What a hot link asks of its socket, or of what stands in its place (`net.further`)."""
 
 from __future__ import annotations
 

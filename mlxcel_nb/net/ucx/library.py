@@ -17,6 +17,8 @@ import sys
 from ctypes import POINTER, byref, c_char_p, c_int, c_int8, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
 
+from mlxcel_nb.net.further.offer import Unavailable
+
 NAMES = ("libucp.so.0", "libucp.so")
 
 OLDEST = (1, 10)
@@ -38,10 +40,6 @@ _SETTINGS = {
     "UCX_MEMTYPE_CACHE": "n",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
-
-
-class Unavailable(Exception):
-    """UCX cannot be used; the text says why, for the link's status."""
 
 
 class ContextParams(ctypes.Structure):

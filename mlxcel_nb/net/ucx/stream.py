@@ -16,8 +16,8 @@ import socket
 import time
 from ctypes import byref, c_int, c_size_t, c_void_p
 
+from mlxcel_nb.net.further.offer import Unavailable
 from mlxcel_nb.net.ucx import library as ucx
-from mlxcel_nb.net.ucx.library import Unavailable
 
 RDMA = "rc,dc,ud"
 """UCX's names for InfiniBand and RoCE."""
