@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,20 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.waiting import words_of
+
 REPO = Path(__file__).parents[1]
 
 # One example list for everybody: a red test is red again on the next run, on any machine.
-hypothesis.settings.register_profile("house", deadline=None, derandomize=True, database=None, print_blob=True)
+# None of them may fail because the machine is slow.
+hypothesis.settings.register_profile(
+    "house",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("house")
 
 # Set before any test imports IPython or Jupyter, and inherited by the processes that tests start.
@@ -29,6 +40,10 @@ for _variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYT
 os.environ["JUPYTER_PLATFORM_DIRS"] = "1"
 for _variable in ("MLXCEL_CLUSTER_SECRET", "MLXCEL_CLUSTER_SECRET_FILE", "MLXCEL_NB_LOG"):
     os.environ.pop(_variable, None)
+
+# A shell's background job ignores Ctrl-C, and so would every process that tests start and press it on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,4 +83,4 @@ def no_children_left() -> Iterator[None]:
     yield
     started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     _, alive = psutil.wait_procs(started, timeout=10)
-    assert not alive, f"left running: {[(p.pid, p.cmdline()[:6]) for p in alive]}"
+    assert not alive, f"left running: {[(p.pid, words_of(p)[:6]) for p in alive]}"

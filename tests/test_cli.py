@@ -19,6 +19,7 @@ import mlxcel_nb
 from mlxcel_nb.commands.platforms import back_end_advice, unsupported
 from tests.everywhere import EVERY_FUNCTION
 from tests.tiny import make_tiny
+from tests.waiting import started, words_of
 
 
 def run(*words: str, timeout: float = 30, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -168,7 +169,7 @@ class Listening:
     def end(self, how: signal.Signals = signal.SIGINT) -> tuple[int, list[str]]:
         """Its exit status, and what it said on standard error."""
         self.process.send_signal(how)
-        _, err = self.process.communicate(timeout=10)
+        _, err = self.process.communicate(timeout=20)
         assert "Traceback" not in err
         return self.process.returncode, err.splitlines()
 
@@ -178,9 +179,8 @@ def listener(tmp_path: Path) -> Iterator[Listening]:
     secret = tmp_path / "secret"
     assert run("secret", "new", str(secret)).returncode == 0
     words = [sys.executable, "-m", "mlxcel_nb", "net", "listen", "--bind", "127.0.0.1:0", "--secret-file", str(secret)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         yield Listening(process, secret)
-        process.kill()
 
 
 def test_ping_prints_figures_or_one_object(listener: Listening) -> None:
@@ -212,7 +212,7 @@ def test_ctrl_c_of_a_ping_prints_the_figures_so_far(listener: Listening) -> None
         "--count",
         "9999",
     ]
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-m", "mlxcel_nb", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         heard = psutil.Process(listener.process.pid)
@@ -274,8 +274,8 @@ def test_generate_as_json_is_one_object_and_leaves_nothing(smollm2: Path) -> Non
 @pytest.mark.cluster
 @pytest.mark.timeout(120)
 def test_ctrl_c_prints_what_there_is_and_ends_with_130(smollm2: Path) -> None:
-    words = [sys.executable, "-m", "mlxcel_nb", *GENERATE, "--max-tokens", "5000", "--temp", "1"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    words = [sys.executable, "-m", "mlxcel_nb", *GENERATE, "--max-tokens", "5000", "--ignore-eos"]
+    with started(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stderr
         first = process.stdout.read(10)
         process.send_signal(signal.SIGINT)
@@ -291,7 +291,7 @@ def test_ctrl_c_prints_what_there_is_and_ends_with_130(smollm2: Path) -> None:
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_during_the_start_leaves_no_engine(how: signal.Signals, status: int, smollm2: Path) -> None:
     words = [sys.executable, "-m", "mlxcel_nb", *GENERATE, "--pp", "2"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         # Lines about the model come first.
         assert any(line.startswith("Starting 2 engines") for line in iter(process.stderr.readline, ""))
@@ -346,7 +346,7 @@ def test_the_demo_answers_and_leaves_nothing_running(smollm2: Path) -> None:
 
 def mine() -> list[psutil.Process]:
     """Processes of a cluster that hang on this one."""
-    return [child for child in psutil.Process().children(recursive=True) if "ipyparallel" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children(recursive=True) if "ipyparallel" in " ".join(words_of(child))]
 
 
 @pytest.mark.cluster

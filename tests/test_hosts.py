@@ -13,7 +13,7 @@ import pytest
 
 from tests import hosts as module
 from tests.hosts import existing, hosts
-from tests.waiting import until
+from tests.waiting import started, until
 
 LISTEN = """
 import socket, sys
@@ -130,7 +130,7 @@ def test_processes_and_namespaces_go_with_the_set_even_when_the_test_fails() -> 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(monkeypatch) -> None:
     code = "from tests.hosts import hosts\nwith hosts(2) as h: print(h[0].namespace, flush=True); input()"
-    with hosts(1), subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as run:
+    with hosts(1), started([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as run:
         name = run.stdout.readline().strip()
         assert name in existing()
         monkeypatch.setattr(module, "_swept", False)

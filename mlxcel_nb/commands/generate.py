@@ -89,6 +89,7 @@ def params_from(args: argparse.Namespace) -> SamplingParams:
         repetition_penalty=args.repetition_penalty,
         seed=args.seed,
         stop=tuple(args.stop),
+        ignore_eos=args.ignore_eos,
     )
 
 

@@ -34,5 +34,6 @@ def sizes_below(folder: Path) -> Iterator[tuple[Path, int]]:
     """
     for place, _, names in os.walk(folder):
         for name in names:
+            path = Path(place, name)
             with contextlib.suppress(FileNotFoundError):
-                yield Path(place, name), os.path.getsize(os.path.join(place, name))
+                yield path, path.stat().st_size

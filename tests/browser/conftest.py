@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.browser.lab import Lab, jupyter_lab
 from tests.browser.page import Traffic, chromium_browser
+from tests.waiting import words_of
 
 
 @pytest.fixture(scope="package")
@@ -24,7 +25,7 @@ def nothing_left() -> Iterator[None]:
     yield
     started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     _, alive = psutil.wait_procs(started, timeout=10)
-    assert not alive, f"left running: {[(p.pid, p.cmdline()[:6]) for p in alive]}"
+    assert not alive, f"left running: {[(p.pid, words_of(p)[:6]) for p in alive]}"
 
 
 @pytest.fixture(scope="package")

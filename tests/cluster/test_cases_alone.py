@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -26,6 +25,7 @@ from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.util.versions import local_versions
 from tests.cluster.harness import nothing_left, on_engine, pid_of
 from tests.tiny import make_tiny
+from tests.waiting import started
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_sleep_of_the_whole_machine_ends_in_the_same_text_or_one_clear_error(t
     script = Path(__file__).with_name("sleeping_owner.py")
     command = [sys.executable, str(script), tiny]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=environment) as owner:
+    with started(command, stdout=PIPE, stderr=PIPE, text=True, env=environment) as owner:
         assert owner.stdout is not None and owner.stderr is not None
         line = owner.stdout.readline()
         assert line.startswith("streaming"), owner.stderr.read()

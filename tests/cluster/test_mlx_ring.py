@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +38,15 @@ LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
 PROMPT_S = 10.0
 SILENT_S = times.DEAD_S + 9.0
 """A stopped rank is dead after its silence; the thread that waits for it is given a moment, and the machine another."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Temporary files of these tests' own engines only."""
+    folder = tmp_path_factory.mktemp("scratch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +91,7 @@ def watch_forming(wait_s: float) -> None:
 
     def watched(**how: Any) -> Any:
         hosts = Path(os.environ["MLX_HOSTFILE"])
+        assert hosts.is_relative_to(os.environ["TMPDIR"])
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (hosts, hosts.parent)]
         mx.distributed.seen = (os.environ["MLX_RANK"], modes, hosts.read_text("utf-8"))  # type: ignore[attr-defined]
         time.sleep(wait_s)  # so that the others can be looked at while they wait for this one
@@ -120,7 +129,7 @@ def seen() -> Any:
     return mx.distributed.seen  # type: ignore[attr-defined]
 
 
-def test_the_same_tokens_marked_unencrypted_and_loaded_again(tiny: str) -> None:
+def test_the_same_tokens_marked_unencrypted_and_loaded_again(tiny: str, scratch: Path) -> None:
     with nothing_left(Cluster(2)) as cluster:
         cluster.load(tiny, tp=2)
         own = cluster.generate([1, 2, 3], ASK)
@@ -147,7 +156,7 @@ def test_the_same_tokens_marked_unencrypted_and_loaded_again(tiny: str) -> None:
             assert [each[0].partition(":")[0] for each in json.loads(hosts)] == ["127.0.0.1"] * 2
             # Neither settings nor listeners stay behind, nor the file.
             assert (on_engine(cluster, node, settings), listeners(process)) == before[node]
-        assert not list(Path(tempfile.gettempdir()).glob("mlxcel-group-*"))
+        assert not list(scratch.glob("mlxcel-group-*"))
 
         status = cluster.status()
         assert "mlx-ring, UNENCRYPTED" in load_view(report).text and "for links you trust" in load_view(report).text

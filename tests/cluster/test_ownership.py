@@ -15,6 +15,7 @@ from mlxcel_nb.errors import ConfigError, MlxcelError, ModelError
 from mlxcel_nb.models.params import SamplingParams
 from tests.cluster.harness import children, lives, nothing_left, wait_until
 from tests.tiny import make_tiny
+from tests.waiting import words_of
 
 
 @pytest.fixture
@@ -75,4 +76,4 @@ def test_a_folder_without_a_tokenizer_is_refused_before_its_weights_are_read(tin
     (Path(tiny) / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
         LLM(tiny)
-    assert not [child for child in psutil.Process().children() if "mlxcel_nb.launch" in " ".join(child.cmdline())]
+    assert not [child for child in psutil.Process().children() if "mlxcel_nb.launch" in " ".join(words_of(child))]

@@ -107,10 +107,15 @@ def nodes() -> Iterator[Start]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below those that the system gives out by itself."""
+    """Ports that nobody listens on, below those that the system gives out by itself; each worker has its own share,
+    for it takes a while until they are listened on.
+    """
+    share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
     found: list[int] = []
     while len(found) < count:
-        port = random.SystemRandom().randint(12000, 30000)
+        port = random.SystemRandom().randint(12000 + 2000 * share, 13999 + 2000 * share)
+        if port in found:
+            continue
         with socket.socket() as sock:
             try:
                 sock.bind(("127.0.0.1", port))

@@ -39,7 +39,7 @@ def test_a_guard_that_fails_ends_the_process(fd: int, written: bytes) -> None:
     try:
         process.stdin.write(written)
         process.stdin.flush()
-        assert process.wait(10) is not None
+        assert process.wait(30) is not None
         assert b"ended by the guard" in process.stdout.read()
     finally:
         if process.poll() is None:

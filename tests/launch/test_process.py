@@ -64,19 +64,19 @@ def test_a_guarded_process_gets_lines_and_ends_with_the_pipe(tmp_path: Path, exi
     assert until(lambda: tail(tmp_path / "log", 9) == "one\ntwo")
     assert not child.ended
     child._close_input()
-    assert child.wait(5)
+    assert child.wait(20)
     assert tail(tmp_path / "log", 9) == "one\ntwo\nalone"
 
 
 def test_a_guarded_process_knows_that_it_was_asked(tmp_path: Path, exits: queue.SimpleQueue[Child]) -> None:
     child = run(GUARDED, tmp_path, exits, str(os.getpid()))
     child.ask_to_end()
-    assert child.wait(5)
+    assert child.wait(20)
     assert tail(tmp_path / "log", 9) == "asked"
 
 
 def test_a_process_whose_owner_is_another_one_ends_itself(tmp_path: Path, exits: queue.SimpleQueue[Child]) -> None:
-    assert run(GUARDED, tmp_path, exits, "1").wait(5)
+    assert run(GUARDED, tmp_path, exits, "1").wait(20)
 
 
 def test_a_process_is_known_by_pid_and_start_time(tmp_path: Path, exits: queue.SimpleQueue[Child]) -> None:
@@ -84,12 +84,12 @@ def test_a_process_is_known_by_pid_and_start_time(tmp_path: Path, exits: queue.S
     assert is_alive(child.pid, child.started)
     assert not is_alive(child.pid, child.started + 1)
     child.signal_group(signal.SIGKILL)
-    assert child.wait(5)
+    assert child.wait(20)
     assert started(child.pid) is None and not is_alive(child.pid, child.started)
 
 
 def test_a_log_is_private(tmp_path: Path, exits: queue.SimpleQueue[Child]) -> None:
-    run("", tmp_path, exits).wait(5)
+    assert run("", tmp_path, exits).wait(20)
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 

@@ -70,8 +70,8 @@ class Stalled:
         self._io = LoopThread(name)
         self._link: Link = self._io.call(dial(*guarded.peer(name)), timeout=20, what="a link")
         self._frame = bytes(self._link.sealer.seal(Kind.CONTROL, 0, bytes(100)))
-        self._link.sock.send(self._frame[:first])
         self.since = time.monotonic()
+        self._link.sock.send(self._frame[:first])
         self._watching = self._io.spawn(self._watch(first, drips=drips))
 
     async def _watch(self, sent: int, *, drips: bool) -> float:
@@ -209,7 +209,7 @@ def test_places_of_links_that_stand_are_not_those_of_strangers(guarded: Guarded,
 def test_a_frame_that_has_begun_is_cut_when_its_rest_does_not_come(guarded: Guarded, stalled: list[Stalled]) -> None:
     """In its header, in its body, and byte by byte: ten seconds from its first byte, and the member hears why."""
     for member in stalled:
-        assert times.FRAME_REST_S - 0.1 < member.lasted() < times.FRAME_REST_S + 5
+        assert times.FRAME_REST_S - 0.1 < member.lasted() < times.FRAME_REST_S + 15
     said = " ".join(guarded.facts()["states"])
     for member in stalled:
         assert f"{member.name}: dead: the rest of a frame did not come within {times.FRAME_REST_S:g} s" in said

@@ -365,20 +365,20 @@ def test_half_a_frame_gets_no_more_time_from_one_wait_to_the_next(monkeypatch):
             while time.monotonic() - began < 5:
                 with contextlib.suppress(StepTimeout):
                     a.recv_control(deadline=soon(0.1))
-        assert 0.4 < time.monotonic() - began < 1.5
+        assert 0.4 < time.monotonic() - began < 4
         frame = last_frame(b)
         assert frame is not None and frame.kind is Kind.CLOSE
         assert "rest of a frame" in close_reason(frame.payload)
 
 
 def test_the_time_in_which_nobody_waited_is_not_the_peer_s(monkeypatch):
-    monkeypatch.setattr(times, "FRAME_REST_S", 0.3)
+    monkeypatch.setattr(times, "FRAME_REST_S", 1.0)
     with hot_pair() as (a, b):
         frame = bytes(b._sealer.seal(Kind.CONTROL, 0, messages.pack({"whole": True})))
         b._sock.send(frame[:20])
         with pytest.raises(StepTimeout):
             a.recv_control(deadline=soon(0.1))
-        time.sleep(0.4)  # this side computes
+        time.sleep(1.1)  # this side computes
         rest = threading.Timer(0.1, b._sock.send, [frame[20:]])
         rest.start()
         assert a.recv_control() == {"whole": True}
@@ -431,15 +431,15 @@ def test_a_slow_but_steady_peer_is_no_timeout():
 
         def left():
             for n in range(6):
-                time.sleep(0.1)  # the peer is at work
+                time.sleep(0.3)  # the peer is at work
                 b.send_control({"n": n})
             send_to(b, Tag(1, 1, 1), "uint8", (1,), b"x")
 
         def right():
-            return bytes(recv_from(a, Tag(1, 1, 1), deadline=soon(0.4))[2])
+            return bytes(recv_from(a, Tag(1, 1, 1), deadline=soon(1.5))[2])
 
         assert both(left, right)[1] == b"x"
-        assert time.monotonic() - began > 0.5
+        assert time.monotonic() - began > 1.5
 
 
 def test_waiting_costs_no_processor_time():

@@ -69,15 +69,17 @@ def test_a_client_that_says_nothing_after_the_verdict_has_a_second():
             await shake_hands(sock, ClientHandshake(identity("client"), SECRET))
             began = asyncio.get_running_loop().time()
             newcomer = await dial(identity("client"), SECRET, address)
-            assert times.PROBE_S - 0.1 < asyncio.get_running_loop().time() - began < times.PROBE_S + 1
-            await asyncio.wait_for(read_all(sock), 1)
+            assert times.PROBE_S - 0.1 < asyncio.get_running_loop().time() - began < times.HANDSHAKE_S
+            await asyncio.wait_for(read_all(sock), 10)
             assert len(listener.admission) == 1
             newcomer.close()
 
     run(case())
 
 
-def test_a_first_frame_within_that_second_keeps_the_place():
+def test_a_first_frame_within_that_second_keeps_the_place(monkeypatch):
+    monkeypatch.setattr(times, "PROBE_S", 4.0)  # it is over when the frame is there
+
     async def case():
         async with listening() as (_, address, links), raw_connection(address) as sock:
             handshake = ClientHandshake(identity("client"), SECRET)

@@ -131,6 +131,6 @@ def test_a_thread_may_ask_for_all_names_at_once(pair) -> None:
     assert found["nowhere.invalid"] == ()
     assert resolver.lookup_all([], 0.0) == {}
     a, b = pair
-    code = "import sys; from mlxcel_nb.net.links.resolver import lookup_all; print(lookup_all(sys.argv[1:], 1.0))"
+    code = "import sys; from mlxcel_nb.net.links.resolver import lookup_all; print(lookup_all(sys.argv[1:], 4.0))"
     done = a.python(code, "plain.10-77-0-2.test", "never.10-77-0-2.test")
     assert done.stdout == f"{{'plain.10-77-0-2.test': ('{b.address}',), 'never.10-77-0-2.test': ()}}\n", done.stderr

@@ -55,8 +55,8 @@ def test_an_end_comes_through_in_both_directions() -> None:
 
 
 def test_a_reset_ends_the_owners_reads_and_writes_at_once() -> None:
-    near, far = pair("1s")
-    near.send(b"on its way for a second")
+    near, far = pair("2s")
+    near.send(b"on its way for two seconds")
     far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     far.close()
     began = time.monotonic()

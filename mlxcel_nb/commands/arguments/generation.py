@@ -41,6 +41,7 @@ def _request(leaf: Tree, magic: bool) -> None:
     if not magic:
         _what_to_load(leaf, positional=False)
     leaf.add("--max-tokens", type=shared.whole, default=256, metavar="N", help="most tokens to make (default 256)")
+    leaf.add("--ignore-eos", action="store_true", help="go on past the model's end of text, up to --max-tokens")
     temperature = ("--temp", "--temperature")
     leaf.add(*temperature, dest="temperature", type=shared.real, default=0.0, metavar="T", help="0 is greedy (default)")
     leaf.add("--top-p", type=shared.real, default=1.0, metavar="P", help="keep the likeliest tokens up to this mass")
