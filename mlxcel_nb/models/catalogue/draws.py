@@ -18,24 +18,29 @@ import numpy as np
 
 from mlxcel_nb.models.catalogue.entry import Draw
 
-ONES = re.compile(r"(norm\w*|ln_\w+|_ln|layernorm\w*)\.weight$|(^|\.)(D|norm_f\.weight|gamma)$")
+ONES = re.compile(r"(norm\w*|(^|\.)ln\w*|_ln)\.weight$|(^|\.)(D|norm_f\.weight|gamma)$")
 """Factors, which lie near one."""
 
 EMBEDDINGS = re.compile(r"(^|\.)(embed\w*|wte|wpe|word_embeddings|tok_embeddings|\w*embedding\w*)\.weight$")
 
 
-def draw(name: str, shape: Sequence[int], seed: int, special: Sequence[Draw] = ()) -> np.ndarray:
+def draw(name: str, shape: Sequence[int], seed: int, special: Sequence[Draw] = (), packed: str = "") -> np.ndarray:
     """The weight `name` in float32.
 
     Args:
         special: what an entry wants otherwise; the first expression that is found in the name counts.
+        packed: "uint8" or "uint32" for a weight that is quantised, whose every bit pattern is one.
     """
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=16).digest()
     rng = np.random.default_rng(int.from_bytes(digest))
+    if packed:
+        return rng.integers(0, np.iinfo(packed).max, shape, packed, endpoint=True)
     for expression, mean, deviation in special:
         if re.search(expression, name):
             return _normal(rng, shape, mean, deviation)
     leaf = name.rpartition(".")[2]
+    if leaf == "signs":
+        return rng.choice(np.array([-1.0, 1.0], np.float32), shape)
     if leaf == "A_log":  # decays of 1 to 8 a unit of time
         return rng.uniform(0.0, math.log(8.0), shape).astype(np.float32)
     if leaf == "dt_bias" or name.endswith("dt_proj.bias"):  # steps of about 0.02 to 0.3 after the softplus
@@ -52,9 +57,13 @@ def draw(name: str, shape: Sequence[int], seed: int, special: Sequence[Draw] = (
 
 
 def _normal(rng: np.random.Generator, shape: Sequence[int], mean: float, deviation: float) -> np.ndarray:
-    return rng.standard_normal(tuple(shape), np.float32) * np.float32(deviation) + np.float32(mean)
+    return np.asarray(rng.standard_normal(tuple(shape), np.float32) * deviation + mean, np.float32)
 
 
 def draw_all(arrays: dict[str, Any], seed: int, special: Sequence[Draw] = ()) -> dict[str, mx.array]:
     """A weight for each name in `arrays`, whose shapes are taken and whose values are never computed."""
-    return {name: mx.array(draw(name, array.shape, seed, special)) for name, array in arrays.items()}
+    drawn = {}
+    for name, array in arrays.items():
+        packed = "" if mx.issubdtype(array.dtype, mx.floating) else str(array.dtype).rpartition(".")[2]
+        drawn[name] = mx.array(draw(name, array.shape, seed, special, packed))
+    return drawn

@@ -47,6 +47,7 @@ class Entry:
         fails: why mlx-lm's own single process cannot run it on a CPU; the beginning of the error's text.
         batches: mlx-lm itself takes more than one sequence at a time.
         needs_cache: without a cache mlx-lm computes something else, so a reference needs a fresh one.
+        drifts: why mlx-lm's own decoding, a token at a time, gives other logits than the tokens read at once.
         absent: weights that published files leave out and `sanitize` reacts to, such as a head that is tied.
         draws: the weights that need other figures than `weights.draw` gives them.
     """
@@ -58,6 +59,7 @@ class Entry:
     fails: str = ""
     batches: bool = True
     needs_cache: bool = False
+    drifts: str = ""
     absent: tuple[str, ...] = ()
     draws: tuple[Draw, ...] = ()
 
@@ -72,10 +74,10 @@ class Entry:
         return len(self.config["layer_types"])
 
 
-def sized(model_type: str, **changes: Any) -> dict[str, Any]:
-    """A config of the usual sizes; a change to None takes the key out."""
+def sized(model_type: str, *absent: str, **changes: Any) -> dict[str, Any]:
+    """A config of the usual sizes, without the keys in `absent`."""
     config = {"model_type": model_type, **SIZES, **changes}
-    return {key: value for key, value in config.items() if value is not None}
+    return {key: value for key, value in config.items() if key not in absent}
 
 
 def pattern(text: str, **kinds: str) -> list[str]:

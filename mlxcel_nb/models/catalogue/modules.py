@@ -32,7 +32,12 @@ def folder() -> Path:
 @functools.cache
 def architectures() -> tuple[str, ...]:
     """Names of the modules, sorted."""
-    return tuple(sorted(file.stem for file in folder().glob("*.py") if set(_names(file)) >= BOTH))
+    return scan(folder())
+
+
+def scan(models: Path) -> tuple[str, ...]:
+    """Those of one folder."""
+    return tuple(sorted(file.stem for file in models.glob("*.py") if set(_names(file)) >= BOTH))
 
 
 def _names(file: Path) -> Iterator[str]:

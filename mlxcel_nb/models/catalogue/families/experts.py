@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from mlxcel_nb.models.catalogue.entry import EXPERTS, WINDOW, Entry, pattern, sized
+from typing import Any
+
+from mlxcel_nb.models.catalogue.entry import ADDS_ONE, EXPERTS, WINDOW, Entry, pattern, sized
+
+ROUTED: dict[str, Any] = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "n_shared_experts": 1,
+    "first_k_dense_replace": 2, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+}  # fmt: skip
+"""Experts in groups, as DeepSeek-V3 names them."""
+
+GROUPS = "8 experts in 4 groups, 3 a token"
+
+_QWEN3_MOE = sized(
+    "qwen3_moe", **EXPERTS, head_dim=24, decoder_sparse_step=2, mlp_only_layers=[3], norm_topk_prob=True,
+    tie_word_embeddings=False,
+)  # fmt: skip
 
 ENTRIES = [
     Entry(
@@ -17,8 +32,7 @@ ENTRIES = [
     ),
     Entry(
         "qwen3_moe",
-        sized("qwen3_moe", **EXPERTS, head_dim=24, decoder_sparse_step=2, mlp_only_layers=[3], norm_topk_prob=True,
-              tie_word_embeddings=False),
+        _QWEN3_MOE,
         ("8 experts, 3 a token", "dense layers among the sparse", "norms of q and k per head"),
     ),
     Entry(
@@ -41,5 +55,192 @@ ENTRIES = [
               rope_scaling={"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0 + i for i in range(8)],
                             "short_mscale": 1.1, "long_mscale": 1.2}),
         ("8 experts, 2 a token", "longrope", "layer norms with bias", "biases on attention and head"),
+    ),
+    Entry(
+        "qwen3_vl_moe",
+        {"model_type": "qwen3_vl_moe", "text_config": _QWEN3_MOE},
+        ("a wrapper around qwen3_moe",),
+    ),
+    Entry(
+        "Klear",
+        sized("Klear", **EXPERTS, attention_bias=True, mlp_only_layers=[0, 4], decoder_sparse_step=1,
+              n_shared_experts=2, norm_topk_prob=True),
+        ("8 experts, 3 a token", "2 shared experts mixed by learned shares", "dense layers among the sparse",
+         "norms of q and k per head"),
+    ),
+    Entry(
+        "afmoe",
+        sized("afmoe", **EXPERTS, head_dim=16, layer_types=pattern("SSFSSFS"), num_shared_experts=1,
+              num_dense_layers=2, route_norm=True, route_scale=1.5, n_group=4, topk_group=2, sliding_window=WINDOW,
+              tie_word_embeddings=False),
+        (GROUPS, "a shared expert", "2 dense layers first", "gated attention",
+         "sliding attention with rope, full without", "scaled embedding"),
+    ),
+    Entry(
+        "bailing_moe",
+        sized("bailing_moe", **EXPERTS, num_shared_experts=1, norm_topk_prob=True, first_k_dense_replace=2,
+              use_bias=True, use_qkv_bias=True, use_qk_norm=True, partial_rotary_factor=0.5, n_group=4, topk_group=2,
+              moe_router_enable_expert_bias=True, score_function="sigmoid", routed_scaling_factor=1.5),
+        (GROUPS, "a shared expert", "2 dense layers first", "fused qkv", "biases everywhere", "partial rotary"),
+    ),
+    Entry(
+        "dbrx",
+        {"model_type": "dbrx", "vocab_size": 257, "d_model": 128, "n_layers": 7, "n_heads": 8,
+         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 8, "moe_top_k": 3},
+         "attn_config": {"kv_n_heads": 4, "clip_qkv": 2.0, "rope_theta": 10000.0}},
+        ("8 experts, 3 a token", "fused qkv, clipped", "layer norms without bias"),
+    ),
+    Entry(
+        "deepseek",
+        sized("deepseek", n_shared_experts=2, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=96,
+              first_k_dense_replace=2),
+        ("8 experts, 3 a token", "2 shared experts", "2 dense layers first"),
+    ),
+    Entry(
+        "dots1",
+        sized("dots1", **{**ROUTED, "n_group": 1, "topk_group": 1}, scoring_func="noaux_tc", attention_bias=True,
+              tie_word_embeddings=False),
+        ("8 experts, 3 a token", "a shared expert", "2 dense layers first", "norms of q and k per head"),
+    ),
+    Entry(
+        "ernie4_5_moe",
+        sized("ernie4_5_moe", use_bias=True, tie_word_embeddings=True, moe_num_experts=8, moe_layer_start_index=1,
+              moe_layer_end_index=5, moe_intermediate_size=96, moe_k=3, moe_layer_interval=1,
+              moe_num_shared_experts=1, moe_gate_act="softmax"),
+        ("8 experts with biases, 3 a token", "a shared expert", "dense layers at both ends", "interleaved rope"),
+    ),
+    Entry(
+        "exaone_moe",
+        sized("exaone_moe", **EXPERTS, head_dim=16, num_shared_experts=1, sliding_window=WINDOW,
+              layer_types=pattern("SSFSSFS"), is_moe_layer=[False, True, True, False, True, True, True], n_group=4,
+              topk_group=2, routed_scaling_factor=1.5, tie_word_embeddings=False),
+        (GROUPS, "a shared expert", "dense layers among the sparse", "sliding attention with rope, full without"),
+    ),
+    Entry(
+        "glm4_moe",
+        sized("glm4_moe", **ROUTED, head_dim=16, use_qk_norm=True, tie_word_embeddings=False, attention_bias=True,
+              partial_rotary_factor=0.5, rope_scaling=None),
+        (GROUPS, "a shared expert", "2 dense layers first", "norms of q and k per head", "partial rotary"),
+    ),
+    Entry(
+        "granitemoe",
+        sized("granitemoe", logits_scaling=2.0, attention_multiplier=0.2, embedding_multiplier=6.0,
+              residual_multiplier=0.5, attention_bias=True, intermediate_size=96, num_local_experts=8,
+              num_experts_per_tok=3, tie_word_embeddings=True),
+        ("8 experts, 3 a token", "multipliers of embedding, attention, residual and logits", "tied embeddings"),
+    ),
+    Entry(
+        "hunyuan",
+        sized("hunyuan", attention_bias=False, moe_topk=[2, 2, 3, 3, 3, 2, 2], num_experts=8, num_shared_expert=1,
+              use_mixed_mlp_moe=True, use_qk_norm=True, use_cla=True, cla_share_factor=2, moe_intermediate_size=96,
+              rope_scaling={"type": "dynamic", "factor": 1.0, "alpha": 50.0}, tie_word_embeddings=True),
+        ("every second layer uses the keys and values of the one before", "8 experts, 2 or 3 a token",
+         "a shared expert", "tied embeddings"),
+        note="a cut between two layers that share keys and values sends them along",
+    ),
+    Entry(
+        "laguna",
+        sized("laguna", **EXPERTS, head_dim=16, gating=True, qkv_bias=True, sliding_window=WINDOW,
+              layer_types=pattern("FSSFSSF"), num_attention_heads_per_layer=[8, 4, 4, 8, 4, 4, 8],
+              mlp_layer_types=["dense"] * 2 + ["sparse"] * 5, shared_expert_intermediate_size=96,
+              moe_routed_scaling_factor=1.5, moe_router_logit_softcapping=5.0,
+              rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                               "full_attention": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                                                  "original_max_position_embeddings": 64,
+                                                  "partial_rotary_factor": 0.5}}),
+        ("8 experts, 3 a token", "a shared expert", "heads that differ by layer", "a gate for each head",
+         "sliding and full attention, each with its own rope", "2 dense layers first"),
+        note="sliding layers have 4 query heads for 4 kv-heads, full ones 8",
+    ),
+    Entry(
+        "llama4",
+        {"model_type": "llama4",
+         "text_config": sized("llama4_text", attention_bias=False, attention_chunk_size=8, head_dim=16,
+                              interleave_moe_layer_step=2, intermediate_size=96, intermediate_size_mlp=192,
+                              num_experts_per_tok=1, num_local_experts=8, use_qk_norm=True, attn_temperature_tuning=4,
+                              floor_scale=4, attn_scale=0.1, rope_scaling=None)},
+        ("attention in chunks, full without rope in every fourth layer", "queries scaled by position",
+         "8 experts, 1 a token, in every second layer", "a shared expert", "norms of q and k without weights"),
+    ),
+    Entry(
+        "llama4_text",
+        sized("llama4_text", intermediate_size_mlp=192, head_dim=16, tie_word_embeddings=True,
+              no_rope_layers=[1, 1, 0, 1, 1, 0, 1], use_qk_norm=True),
+        ("every third layer without rope", "norms of q and k without weights", "tied embeddings"),
+    ),
+    Entry(
+        "mellum",
+        sized("mellum", **EXPERTS, head_dim=16, tie_word_embeddings=False, norm_topk_prob=True, sliding_window=WINDOW,
+              layer_types=pattern("SSFSSFS"),
+              rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                               "full_attention": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                                                  "original_max_position_embeddings": 64}}),
+        ("8 experts, 3 a token", "sliding and full attention, each with its own rope", "norms of q and k per head"),
+    ),
+    Entry(
+        "mimo_v2_flash",
+        sized("mimo_v2_flash", **{**ROUTED, "n_shared_experts": None}, hybrid_layer_pattern=[0, 1, 1, 0, 1, 1, 0],
+              moe_layer_freq=[0, 1, 1, 1, 1, 1, 1], add_swa_attention_sink_bias=True,
+              add_full_attention_sink_bias=False, sliding_window_size=WINDOW, topk_method="noaux_tc",
+              scoring_func="sigmoid", layernorm_epsilon=1e-5, swa_rope_theta=1000.0, swa_num_attention_heads=8,
+              swa_num_key_value_heads=8, head_dim=24, v_head_dim=16, swa_head_dim=24, swa_v_head_dim=16,
+              partial_rotary_factor=0.334, attention_value_scale=0.7),
+        (GROUPS, "sliding layers with sinks and more kv-heads", "keys larger than values", "partial rotary",
+         "a dense layer first"),
+        note="sliding layers have 8 kv-heads, full ones 4",
+        draws=((r"attention_sink_bias$", 0.0, 1.0),),
+    ),
+    Entry(
+        "minimax",
+        sized("minimax", num_local_experts=8, num_experts_per_tok=3, intermediate_size=96, shared_intermediate_size=0,
+              rotary_dim=8, head_dim=16, use_qk_norm=True),
+        ("8 experts, 3 a token", "biased routing", "norms of q and k over all heads", "partial rotary"),
+        note="the norms of q and k need the sum of squares over all ranks",
+    ),
+    Entry(
+        "minimax_m3_vl",
+        {"model_type": "minimax_m3_vl",
+         "text_config": sized("minimax_m3_text", intermediate_size=96, dense_intermediate_size=192,
+                              shared_intermediate_size=96, num_local_experts=8, num_experts_per_tok=3, head_dim=16,
+                              moe_layer_freq=[0, 1, 1, 1, 1, 1, 1], sparse_attention_freq=[0, 1, 1, 0, 1, 1, 1],
+                              index_n_heads=4, index_head_dim=8, index_block_size=4, index_topk_blocks=3,
+                              index_local_blocks=1, routed_scaling_factor=1.5)},
+        ("attention to chosen blocks of keys, full in two layers", "an index head for each kv-group",
+         "8 experts, 3 a token", "a shared expert", "a dense layer first", "caches of one and of two parts"),
+        draws=(ADDS_ONE,),
+    ),
+    Entry(
+        "muse_spark",
+        {"model_type": "muse_spark",
+         "text_config": sized("muse_spark_text", head_dim=16, post_norm_eps=1e-6,
+                              rope_parameters={"rope_theta": 10000.0},
+                              layer_rope_theta=[1e4, 1e4, 0, 1e4, 1e4, 0, 1e4], layer_types=pattern("SSFSSFS"),
+                              sliding_window=WINDOW, final_logit_softcapping=20.0, output_multiplier=1.0,
+                              num_local_experts=8, num_experts_per_tok=3, moe_hidden_size=64,
+                              moe_intermediate_size=96, qk_scale_factor=2.0)},
+        ("8 experts in a latent space, 3 a token", "q, k, v and a gate fused",
+         "sliding attention with rope, full without", "gated residuals", "a float32 stream between bfloat16 layers"),
+        note="activations are bfloat16 by design: a split agrees within bfloat16's rounding, not float32's",
+        fails="[metal_kernel] No Metal back-end",
+    ),
+    Entry(
+        "solar_open",
+        sized("solar_open", **ROUTED, head_dim=16, tie_word_embeddings=False, partial_rotary_factor=1.0,
+              use_qk_norm=False),
+        (GROUPS, "a shared expert", "2 dense layers first"),
+    ),
+    Entry(
+        "step3p5",
+        sized("step3p5", "num_key_value_heads",  num_attention_groups=4, head_dim=16, sliding_window=WINDOW,
+              layer_types=pattern("FSSFSSF"),
+              attention_other_setting={"num_attention_heads": 12, "num_attention_groups": 4},
+              partial_rotary_factors=[0.5, 1.0, 1.0, 0.5, 1.0, 1.0, 0.5], yarn_only_types=["full_attention"],
+              rope_scaling={"rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 64},
+              moe_num_experts=8, moe_top_k=3, moe_intermediate_size=96, share_expert_dim=96,
+              moe_layers_enum="2,3,5,6", moe_router_scaling_factor=1.5, swiglu_limits=[0, 0, 0, 2.0, 0, 2.0, 0],
+              swiglu_limits_shared=[0, 0, 0, 2.0, 0, 2.0, 0], tie_word_embeddings=False),
+        ("8 experts, 3 a token", "a shared expert", "sliding layers with more heads", "a gate for each head",
+         "clamped activations", "dense layers among the sparse", "partial rotary in full layers"),
+        note="sliding layers have 12 query heads, full ones 8; both have 4 kv-heads",
     ),
 ]  # fmt: skip
