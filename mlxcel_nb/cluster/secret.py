@@ -80,6 +80,16 @@ class Secrets:
         if self.previous is not None:
             yield self.previous
 
+    def renewed(self, read: Secrets) -> Secrets:
+        """What is good once a node that holds these has read `read` from the same places.
+
+        The secret that gives way to a new one stays good where no older one is named, for nodes change one after the
+        other. It is dropped when the same is read again.
+        """
+        if read.previous is None and read.current != self.current:
+            return Secrets(read.current, self.current)
+        return read
+
 
 def random_secret() -> Secret:
     """A fresh secret of 32 random bytes, for a cluster that was given none."""

@@ -14,9 +14,12 @@ from typing import Any
 from mlxcel_nb.cluster.secret import Secrets, resolve_secrets
 from mlxcel_nb.commands.console import Console
 from mlxcel_nb.commands.dispatch import Context
+from mlxcel_nb.commands.renewal import renewed
 from mlxcel_nb.display.view import View, note
 from mlxcel_nb.errors import MlxcelError, PeerLost, Refused, SecretError, StepTimeout
+from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.net.measuring import ping as logic
+from mlxcel_nb.util.hangups import HangUp
 from mlxcel_nb.util.loop import LoopThread
 
 PING_S = 60.0
@@ -27,7 +30,8 @@ LAST_PONG_S = 2.0
 
 
 def listen(args: argparse.Namespace, context: Context) -> None:
-    """Handler of `net listen`. Ctrl-C and SIGTERM are its ordinary ends; no stranger can end it.
+    """Handler of `net listen`. Ctrl-C and SIGTERM are its ordinary ends, SIGHUP has it read the secret again; no
+    stranger can end it.
 
     Raises:
         Refused: at the end, when peers came that were set up differently and no other.
@@ -39,14 +43,26 @@ def listen(args: argparse.Namespace, context: Context) -> None:
 
 
 async def _until_signal(args: argparse.Namespace, console: Console) -> logic.Visits:
-    stop = asyncio.Event()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    held = _secrets(args)
     for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+        loop.add_signal_handler(signum, stop.set)
+
+    def ready(listener: Listener) -> None:
+        def again() -> None:
+            nonlocal held
+            held, line = renewed(held, lambda: _secrets(args))
+            listener.use(held)
+            console.say(line)
+
+        loop.add_signal_handler(signal.SIGHUP, HangUp(again, stop.set))
+
     return await logic.listen(
         args.bind,
-        _secrets(args),
+        held,
         echo=console.say,
         warn=lambda line: console.remark(note(f"refused: {line}")),
+        ready=ready,
         stop=stop,
         **_options(args),
     )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 
 from mlxcel_nb.cluster.config import DEFAULT_CLUSTER, load_config
 from mlxcel_nb.cluster.membership import Change, State
+from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.cluster.shape import parse_links
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.parser import UsageProblem
 from mlxcel_nb.commands.platforms import missing_back_end
+from mlxcel_nb.commands.renewal import renewed
 from mlxcel_nb.display.reports import cipher_text, layers_text
 from mlxcel_nb.display.view import note
 from mlxcel_nb.launch.bare_plan import NodePlan, from_file, from_flags
@@ -19,7 +22,7 @@ from mlxcel_nb.util.cores import usable_cores
 
 
 def node(args: argparse.Namespace, context: Context) -> None:
-    """Handler of `node`. Ctrl-C and SIGTERM are its ordinary ends."""
+    """Handler of `node`. Ctrl-C and SIGTERM are its ordinary ends; SIGHUP has it read its secrets again."""
     plan = _plan(args)
     links = parse_links(args.link, plan.members)
     log.configure(plan.node_id)
@@ -32,6 +35,10 @@ def node(args: argparse.Namespace, context: Context) -> None:
         console.remark(note(f"{host} is not known yet; it is asked for again at every attempt"))
     if args.bind is None and plan.unheard:
         console.remark(note("listens on loopback alone; give --bind for other hosts"))
+
+    def read() -> Secrets:
+        return bare.secrets_of(_with_secret_files(plan, args), args.secret_file, args.previous_secret_file)
+
     units = plan.entry.compute_units if plan.entry else 0
     bare.run(
         plan,
@@ -41,6 +48,7 @@ def node(args: argparse.Namespace, context: Context) -> None:
         threads=args.threads or units or usable_cores(),
         links=links,
         back_end=missing_back_end(),
+        renew=lambda held: (held, "alone: there is no secret to read") if plan.alone else renewed(held, read),
         listening=lambda address, computes: f"listening on {address}: {_words(plan, args.suite, computes)}",
         changed=change_line,
         unseen=unseen_line,
@@ -74,6 +82,14 @@ def _plan(args: argparse.Namespace) -> NodePlan:
         secret_given=given,
         discover=args.discover,
     )
+
+
+def _with_secret_files(plan: NodePlan, args: argparse.Namespace) -> NodePlan:
+    """`plan`, with the secret files that the cluster file names now; nothing else of it is read again."""
+    if args.config is None:
+        return plan
+    config = load_config(args.config)
+    return replace(plan, secret_file=config.secret_file, previous_secret_file=config.previous_secret_file)
 
 
 def _words(plan: NodePlan, suite: str, computes: str) -> str:

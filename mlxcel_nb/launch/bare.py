@@ -8,6 +8,7 @@ what `runtime.node` trusts them with.
 from __future__ import annotations
 
 import contextlib
+import enum
 import queue
 import signal
 import socket
@@ -27,12 +28,17 @@ from mlxcel_nb.models.blas import load_fast_blas
 from mlxcel_nb.net.interfaces.probe import own_addresses
 from mlxcel_nb.net.links.addresses import is_numeric
 from mlxcel_nb.net.links.resolver import resolve
+from mlxcel_nb.util.hangups import HangUp
 
 if TYPE_CHECKING:
     from mlxcel_nb.runtime.node import Node
 
 LOOKUP_S = 10.0
 """For all names of a plan, looked up at once: above what a resolver takes to give up on one silent server."""
+
+LOOK_S = 0.5
+"""Between two looks for signals: one that the system gives to another thread does not wake the main one, and it does so
+when two come at once."""
 
 
 def secrets_of(plan: NodePlan, file: str | None, previous_file: str | None) -> Secrets:
@@ -101,18 +107,20 @@ def run(
     threads: int,
     links: LinkPlan,
     back_end: str | None,
+    renew: Callable[[Secrets], tuple[Secrets, str]],
     listening: Callable[[Address, str], str],
     changed: Callable[[Change], str | None],
     unseen: Callable[[str, str], str],
     say: Callable[[str], object],
 ) -> None:
-    """Be the node until SIGINT or SIGTERM; on the main thread.
+    """Be the node until SIGINT or SIGTERM, or until its terminal is gone; on the main thread.
 
     Args:
         suite: cipher suite, as `wire.hello.SUITES` calls it.
         threads: cores for MLX.
         links: what links are made to be like.
         back_end: why MLX cannot compute here; None where it can.
+        renew: what is good after a SIGHUP, for a node that holds these secrets, and the line about it.
         listening: the line for the address bound, and what multiplies matrices here.
         changed: the line for a peer's change of state, if it deserves one.
         unseen: the line for why a peer, of this id or address, was never reached.
@@ -125,7 +133,7 @@ def run(
     from mlxcel_nb.runtime.node import Node
     from mlxcel_nb.runtime.node_config import NodeConfig
 
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[str | _Signal] = queue.SimpleQueue()
 
     def tell(change: Change) -> None:
         if line := changed(change):
@@ -153,13 +161,23 @@ def run(
         discover=plan.beacons,
     )
     node = Node(config, secrets, on_change=tell, on_unseen=miss)
-    with _signals(lambda: lines.put(None)):
+    with _signals(lines.put):
         try:
             say(listening(_started(node, plan), back_end or str(blas)))
-            while (line := lines.get()) is not None:
+            while (line := _next(lines)) is not _Signal.STOP:
+                if line is _Signal.RENEW:
+                    secrets, line = renew(secrets)
+                    node.use_secrets(secrets)
                 say(line)
         finally:
             node.stop()
+
+
+def _next(lines: queue.SimpleQueue[str | _Signal]) -> str | _Signal:
+    """What is to be said or done next."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return lines.get(timeout=LOOK_S)
 
 
 def _started(node: Node, plan: NodePlan) -> Address:
@@ -182,10 +200,19 @@ def _sources(plan: NodePlan, places: Whereabouts) -> Mapping[str, Collection[str
     return found
 
 
+class _Signal(enum.Enum):
+    """What a signal asks of the node."""
+
+    STOP = enum.auto()
+    RENEW = enum.auto()
+
+
 @contextlib.contextmanager
-def _signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` on SIGINT and SIGTERM, on the main thread, between any two of its instructions."""
-    before = {each: signal.signal(each, lambda *_: stop()) for each in (signal.SIGINT, signal.SIGTERM)}
+def _signals(tell: Callable[[_Signal], object]) -> Iterator[None]:
+    """Tell of SIGINT, SIGTERM and SIGHUP, on the main thread, between any two of its instructions."""
+    hang_up = HangUp(lambda: tell(_Signal.RENEW), lambda: tell(_Signal.STOP))
+    before = {each: signal.signal(each, lambda *_: tell(_Signal.STOP)) for each in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hang_up)
     try:
         yield
     finally:

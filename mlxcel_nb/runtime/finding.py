@@ -60,6 +60,10 @@ class Finding:
     def stop(self) -> None:
         self._beacons.stop()
 
+    def use(self, secrets: Secrets) -> None:
+        """Send and hear beacons with these from now on."""
+        self._beacons.use(secrets)
+
     def info(self) -> dict[str, object]:
         """What has been heard, as plain data for the status."""
         return self._beacons.findings().to_dict()

@@ -60,7 +60,7 @@ class Node:
     """The runtime of one node, from `start` to `stop`.
 
     Args:
-        secrets: see `use_secrets`.
+        secrets: see `use_secrets`, which replaces them.
         on_change: told of each change in a peer's state, on the node's loop; it must not block.
         on_unseen: told there why a peer was never reached, once a reason: its id or address, and the reason.
         probe: asks the system for the host's interfaces, on a thread.
@@ -182,6 +182,19 @@ class Node:
             await self._pool.close()
         for link in list(self._controls):
             link.close("node stops")
+
+    def use_secrets(self, secrets: Secrets) -> None:
+        """From now on let in, dial, announce and hear with these; connections that stand are not touched. Any thread
+        but the node's loop.
+        """
+        self._io.call(self._use_secrets(secrets), timeout=times.PING_S, what="the node to take new secrets")
+
+    async def _use_secrets(self, secrets: Secrets) -> None:
+        self._dialler.secrets = secrets
+        if self._listener is not None:
+            self._listener.use(secrets)
+        if self._finding is not None:
+            self._finding.use(secrets)
 
     async def _guard(self) -> None:
         """An engine whose notebook is gone must not live on."""

@@ -121,7 +121,7 @@ class BeaconFilter:
 
     def __init__(self, cluster: str, keys: Sequence[bytes]) -> None:
         self._cluster = cluster
-        self._keys = tuple(keys)
+        self.use(keys)
         self._seen: dict[bytes, int] = {}
         self._forgotten_ms: int | None = None
         self._reported: dict[str, int] = {}
@@ -135,6 +135,10 @@ class BeaconFilter:
         """By node, how many seconds its last beacon was ahead of this side's clock, where that was too much."""
         self.report: str | None = None
         """A sentence about a good tag with a bad time, once a minute for a node; the caller shows and clears it."""
+
+    def use(self, keys: Sequence[bytes]) -> None:
+        """Believe what is tagged under one of these from now on."""
+        self._keys = tuple(keys)
 
     def accept(self, datagram: bytes, now_ms: int) -> Beacon | None:
         """The beacon, when it is a fresh one of our cluster."""

@@ -16,10 +16,12 @@ from mlxcel_nb.cluster.secret import (
     FILE_VARIABLE,
     VALUE_VARIABLE,
     Secret,
+    Secrets,
     new_secret_file,
     random_secret,
     read_secret_file,
     resolve_secret,
+    resolve_secrets,
 )
 from mlxcel_nb.errors import ConfigError, SecretError
 
@@ -206,3 +208,34 @@ def test_no_error_or_traceback_quotes_a_secret(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as error:
             attempt()
         assert short.decode() not in "".join(traceback.format_exception(error.value))
+
+
+# ------------------------------------------------------------------------------------------------ two of them
+
+
+def test_an_older_secret_comes_from_the_option_or_else_the_cluster_file(tmp_path: Path) -> None:
+    new, old, oldest = (write(tmp_path / name, GOOD + name.encode()) for name in ("new", "old", "oldest"))
+    found = resolve_secrets(file=new, toml_previous_file=old, environ={})
+    assert found == Secrets(Secret(GOOD + b"new"), Secret(GOOD + b"old"))
+    found = resolve_secrets(file=new, previous_file=oldest, toml_previous_file=old, environ={})
+    assert found is not None and found.previous == Secret(GOOD + b"oldest")
+    assert resolve_secrets(toml_file=new, environ={}) == Secrets(Secret(GOOD + b"new"))
+    assert resolve_secrets(previous_file=old, environ={}) is None
+    with pytest.raises(SecretError, match="does not exist"):
+        resolve_secrets(file=new, previous_file=tmp_path / "nowhere", environ={})
+
+
+def test_secrets_are_the_current_one_and_then_the_older_one() -> None:
+    one, other = Secret(GOOD), Secret(GOOD + b"!")
+    assert list(Secrets(one)) == [one]
+    assert list(Secrets(one, other)) == [one, other]
+    assert GOOD.decode() not in repr(Secrets(one, other))
+
+
+def test_the_secret_that_gives_way_stays_good_until_the_same_is_read_again() -> None:
+    a, b, c = (Secret(GOOD + letter) for letter in (b"a", b"b", b"c"))
+    assert Secrets(a).renewed(Secrets(b)) == Secrets(b, a)
+    assert Secrets(b, a).renewed(Secrets(b)) == Secrets(b)
+    assert Secrets(a).renewed(Secrets(a)) == Secrets(a)
+    assert Secrets(a).renewed(Secrets(b, c)) == Secrets(b, c), "what is named counts"
+    assert Secrets(b, a).renewed(Secrets(c)) == Secrets(c, b), "two at most"

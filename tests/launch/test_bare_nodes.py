@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import os
+import pty
 import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,11 +134,71 @@ def test_nodes_with_other_secrets_say_so_on_both_ends_and_go_on(start: Start, tm
     b = start(*words, "b", "--secret-file", str(other))
     for node in (a, b):
         assert until(lambda: any("authentication failed" in line for line in node.err), WAIT_S), node.said  # noqa: B023
-        assert "offline" not in node.said and "is alive" not in node.said
+        assert "offline" not in node.err[-1] and "is alive" not in node.said  # "a" may have been up long before "b"
         assert len([line for line in node.err if "authentication failed with" in line]) <= 4, node.said
     assert b.stop() == 0
     b = start(*words, "b", "--secret-file", str(other), "--previous-secret-file", str(tmp_path / "secret"))
     a.line("b is alive")
+
+
+def test_a_secret_is_changed_on_every_host_without_a_restart(start: Start, tmp_path: Path) -> None:
+    """Case 50: the file is replaced and each node told, one after the other; then each is told once more."""
+    ports = free_ports(2)
+    file, secret = two_stages(tmp_path, ports), secret_file(tmp_path, value=SECRET)
+    old = secret_file(tmp_path, "old", SECRET)
+    words = ["--cluster-config", str(file), "--node-id"]
+    a, b = start(*words, "a"), start(*words, "b")
+    for node, other in ((a, "b"), (b, "a")):
+        node.line(f"{other} is alive")
+    address = f"127.0.0.1:{ports[0]}"
+    secret_file(tmp_path, value="a newer secret of the test")
+    for node in (a, b):
+        node.process.send_signal(signal.SIGHUP)
+        node.line("the cluster secret is a new one, and the one before is good until the next SIGHUP")
+        for known in (old, secret):
+            pong = ping(address, known, "--cluster", "lab", "--count", "1")
+            assert pong.returncode == 0, pong.stderr
+    assert "authentication failed" not in a.said + b.said
+    for node in (a, b):
+        node.process.send_signal(signal.SIGHUP)
+        node.line("the cluster secret is the same, and no other is good")
+    assert "authentication failed" in ping(address, old, "--cluster", "lab").stderr
+    assert ping(address, secret, "--cluster", "lab", "--count", "1").returncode == 0
+    assert "is dead" not in a.said + b.said, "connections that stand are not touched"
+    file.write_text("what is no cluster file")
+    a.process.send_signal(signal.SIGHUP)
+    a.line("the cluster secret stays as it is: ")
+    assert a.stop() == 0
+
+
+@pytest.mark.parametrize("nohup", [False, True], ids=["", "nohup"])
+def test_a_node_ends_with_its_terminal_unless_nohup_forbids_it(start: Start, tmp_path: Path, nohup: bool) -> None:
+    secret = secret_file(tmp_path)
+    ours, theirs = pty.openpty()
+
+    def on_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        if nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    popen = functools.partial(subprocess.Popen, preexec_fn=on_terminal)
+    with os.fdopen(theirs):
+        node = start("--node-id", "a", "--node-role", "decode", "--secret-file", str(secret), popen=popen)
+        node.listens()
+    node.process.send_signal(signal.SIGHUP)
+    node.line("the cluster secret is the same")
+    os.close(ours)
+    if not nohup:
+        assert node.end() == 0, node.said
+        return
+
+    def told_again() -> bool:
+        node.process.send_signal(signal.SIGHUP)  # the first may have come together with the terminal's
+        return node.said.count("the cluster secret is the same") > 1
+
+    assert until(told_again, WAIT_S), node.said
+    assert node.stop() == 0
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.net.discovery.beacons import SOURCE_AT_ONCE, SOURCE_PER_S, Announcement, Beacons, discover, unix_ms
 from mlxcel_nb.net.discovery.legs import Leg, legs
 from mlxcel_nb.net.discovery.sightings import Event, Heard, Sighting
-from mlxcel_nb.wire.beacon import PORT, Beacon, encode
+from mlxcel_nb.wire.beacon import EVERY_S, PORT, Beacon, encode
 from mlxcel_nb.wire.keys import beacon_key
 from tests.hosts import Host, hosts
 
@@ -209,6 +209,25 @@ def test_a_restarted_node_is_one_entry_with_its_new_process() -> None:
             async with at_home("a", "127.0.0.1:9005"):
                 await until(lambda: heard(watcher)["a"].incarnation != before)
                 await until(lambda: heard(watcher)["a"].addresses == (Address("127.0.0.1", 9005),))
+
+    run(body())
+
+
+def test_a_secret_is_changed_while_nodes_announce_themselves() -> None:
+    async def body() -> None:
+        async with at_home("a") as a, at_home("b", "127.0.0.1:9001") as b:
+            await until(lambda: heard(a).keys() == {"b"} and heard(b).keys() == {"a"})
+            a.use([OTHER, SECRET])
+            b.use([OTHER, SECRET])
+            foreign = a.findings().foreign
+            last = heard(a)["b"].last
+            await until(lambda: heard(a)["b"].last > last + EVERY_S)
+            a.use([OTHER])
+            last = heard(a)["b"].last
+            await until(lambda: heard(a)["b"].last > last)
+            assert a.findings().foreign == foreign
+            b.use([SECRET])  # one that nobody told the news
+            await until(lambda: a.findings().foreign > foreign)
 
     run(body())
 

@@ -23,6 +23,7 @@ from mlxcel_nb.errors import (
     SuiteMismatch,
     WireError,
 )
+from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.net.measuring import ping as ping_module
 from mlxcel_nb.net.measuring.ping import listen, ping
 from mlxcel_nb.util import times
@@ -36,14 +37,14 @@ from tests.net.helpers import OTHER_SECRET, SECRET, identity, listening, raw_con
 @contextlib.asynccontextmanager
 async def listener(**more) -> AsyncIterator[tuple[Address, list[str]]]:
     said: list[str] = []
-    ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[Listener] = asyncio.get_running_loop().create_future()
     task = asyncio.ensure_future(
         listen("127.0.0.1:0", Secrets(SECRET), echo=said.append, ready=ready.set_result, **more)
     )
     both: list[asyncio.Future] = [ready, task]
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     try:
-        yield await ready, said
+        yield (await ready).address, said
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -285,11 +286,11 @@ def test_a_listener_says_at_once_whom_it_turned_away_and_counts_them():
     async def case():
         stop = asyncio.Event()
         warned: list[str] = []
-        ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Listener] = asyncio.get_running_loop().create_future()
         listening = asyncio.ensure_future(
             listen("127.0.0.1:0", Secrets(SECRET), echo=_ignore, warn=warned.append, ready=ready.set_result, stop=stop)
         )
-        address = await ready
+        address = (await ready).address
         options: dict[str, Any]
         mismatches: dict[str, dict[str, Any]] = {
             "authentication failed with host 127.0.0.1": {"secrets": Secrets(OTHER_SECRET)},
@@ -317,11 +318,11 @@ def test_a_listener_says_at_once_whom_it_turned_away_and_counts_them():
 def test_strangers_at_a_listener_count_for_nothing_and_a_guest_outweighs_all_that_were_refused():
     async def case(guest: bool) -> bool:
         stop = asyncio.Event()
-        ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Listener] = asyncio.get_running_loop().create_future()
         listening = asyncio.ensure_future(
             listen("127.0.0.1:0", Secrets(SECRET), echo=_ignore, ready=ready.set_result, stop=stop)
         )
-        address = await ready
+        address = (await ready).address
         async with raw_connection(address) as sock:
             await asyncio.get_running_loop().sock_sendall(sock, b"GET / HTTP/1.1\r\n\r\n")
         if guest:

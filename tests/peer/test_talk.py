@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import re
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -166,6 +168,27 @@ def test_a_server_of_another_make_that_knows_two_secrets_takes_both_pings(files:
             assert [frame.kind for frame in peer.be_server().frames()] == [codec.CLOSE]
             peer.farewell()
             assert ping.end() == 0, ping.text
+
+
+def test_a_running_listener_reads_its_secret_again_on_sighup(tmp_path: Path) -> None:
+    """Case 50: the file has a new secret; the one before is good until the next SIGHUP."""
+    files = ends.secret_files(tmp_path)
+    with ends.net_listen(files) as listener:
+        Path(files["secret"]).write_bytes(OLDER)
+        listener.process.send_signal(signal.SIGHUP)
+        listener.command.wait_for("the cluster secret is a new one, and the one before is good until the next SIGHUP")
+        for secret in (SECRET, OLDER):
+            with listener.dial(secret) as peer:
+                peer.be_client()
+        listener.process.send_signal(signal.SIGHUP)
+        listener.command.wait_for("the cluster secret is the same, and no other is good")
+        with listener.dial(SECRET) as peer, pytest.raises(Rejected):
+            peer.be_client()
+        Path(files["secret"]).chmod(0o644)
+        listener.process.send_signal(signal.SIGHUP)
+        listener.command.wait_for("the cluster secret stays as it is: .* may be read by others")
+        with listener.dial(OLDER) as peer:
+            peer.be_client()
 
 
 def test_while_a_secret_is_replaced_every_pair_can_talk_but_old_and_new_alone(files: dict[str, str]) -> None:

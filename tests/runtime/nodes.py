@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from mlxcel_nb.cluster.secret import Secrets
+from mlxcel_nb.cluster.secret import Secret, Secrets
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.runtime.node import Node
 from mlxcel_nb.runtime.node_config import NodeConfig
@@ -24,10 +24,10 @@ def running(node_id: str) -> Iterator[Node]:
 
 
 @contextlib.asynccontextmanager
-async def linked(node: Node, node_id: str, role: str, **hello: Any) -> AsyncIterator[Heard]:
+async def linked(node: Node, node_id: str, role: str, *, secret: Secret = SECRET, **hello: Any) -> AsyncIterator[Heard]:
     """`node_id`'s link to `node`."""
     assert node._address is not None
-    heard = Heard(await dial(identity(node_id, role=role), SECRET, node._address, hello=hello))
+    heard = Heard(await dial(identity(node_id, role=role), secret, node._address, hello=hello))
     try:
         yield heard
     finally:

@@ -140,6 +140,32 @@ def test_a_secret_is_changed_node_by_node() -> None:
             run(visit(a, SECRET))
 
 
+def test_a_secret_is_changed_while_nodes_run() -> None:
+    """Case 50: every connection made from then on uses the new one, and those that stand are not touched."""
+    at = ports("a", "b")
+    with node("a", at["a"], {"b": at["b"]}) as a, node("b", at["b"], {"a": at["a"]}) as b:
+        assert until(lambda: peer(a, "b")["state"] == peer(b, "a")["state"] == "alive", WAIT_S)
+        ages = peer(a, "b")["link"]["age_s"]
+        for each in (b, a):
+            each.use_secrets(Secrets(OTHER_SECRET, SECRET))
+            for known in (SECRET, OTHER_SECRET):
+                run(visit(each, known))
+        run(measured(a, at["b"]))
+        for each in (a, b):
+            each.use_secrets(Secrets(OTHER_SECRET))
+            with pytest.raises(AuthenticationFailed, match="authentication failed with host"):
+                run(visit(each, SECRET))
+        run(measured(a, at["b"]))
+        assert peer(a, "b")["state"] == "alive" and peer(a, "b")["link"]["age_s"] > ages
+
+
+async def measured(node: Node, port: int) -> None:
+    """`node` measures its way to its peer, by a connection of its own."""
+    order = {"node": "b", "addresses": [f"127.0.0.1:{port}"], "pings": 1, "seconds": 0.01}
+    async with linked(node, "router-00000001", "router", secret=OTHER_SECRET) as router:
+        assert "measured" in await answer(router, {"type": "measure", "id": "m", **order})
+
+
 async def visit(node: Node, secret: Secret) -> None:
     """Somebody comes and goes."""
     assert node._address is not None

@@ -141,3 +141,10 @@ def test_a_beacon_fits_into_one_datagram_or_is_not_made() -> None:
     with pytest.raises(WireError, match="fewer addresses"):
         encode(replace(ONE, addresses=addresses), KEY)
     assert len(encode(replace(ONE, addresses=addresses[:70]), KEY)) <= MAX_BYTES
+
+
+def test_other_keys_take_the_place_of_those_that_were_believed() -> None:
+    heard, newer = listener(), beacon_key(b"a newer secret than that one")
+    heard.use([newer])
+    assert heard.accept(encode(ONE, KEY), NOW) is None
+    assert heard.accept(encode(ONE, newer), NOW) == ONE

@@ -16,7 +16,8 @@ def add(tree: Tree) -> None:
     group = tree.group("net", "try and measure the encrypted data plane")
     detail = (
         "Every peer that is turned away is a line on standard error. Exit status at the end: 1 when peers came with "
-        "another secret, version, cipher suite or cluster and nobody else did, else 0."
+        "another secret, version, cipher suite or cluster and nobody else did, else 0. SIGHUP has it read the secret "
+        "again; one that gives way to a new one stays good until the next SIGHUP."
     )
     listen = group.leaf("listen", "answer pings until stopped", "net:listen", where=Where.SHELL, detail=detail)
     listen.add("--bind", metavar="HOST[:PORT]", default="127.0.0.1:0", help="where to listen (default 127.0.0.1:0)")

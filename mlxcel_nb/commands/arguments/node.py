@@ -14,7 +14,8 @@ from mlxcel_nb.errors import ConfigError
 def add(tree: Tree) -> None:
     detail = (
         "From a cluster file, or from flags alone: --node-id, --node-role and --peers. Prints a line when it listens "
-        "and one for every change of a peer's state; ends with status 0 on Ctrl-C or SIGTERM."
+        "and one for every change of a peer's state; ends with status 0 on Ctrl-C or SIGTERM. On SIGHUP it reads its "
+        "secrets again; one that gives way to a new one stays good until the next SIGHUP."
     )
     about = "be one node of a cluster, without a notebook"
     node = tree.leaf("node", about, "node:node", where=Where.SHELL, detail=detail)

@@ -145,15 +145,14 @@ class Beacons:
         if announce is not None:
             check_name("node id", announce.node_id)
             check_role(announce.role)
-        keys = [beacon_key(secret.reveal()) for secret in secrets]
         self._cluster = cluster
-        self._key = keys[0]
         self._announce = announce
         self._on_change = on_change
         self._prefer = prefer
         self._find_legs = find_legs
         self._clock_ms = clock_ms
-        self._filter = BeaconFilter(cluster, keys)
+        self._filter = BeaconFilter(cluster, ())
+        self.use(secrets)
         self._sightings = Sightings(rank=self._rank)
         self._datagrams = Datagrams(port)
         self._socks: list[socket.socket] = []
@@ -198,6 +197,12 @@ class Beacons:
                 self._loop.remove_reader(sock)
         self._socks = []
         self._datagrams.close()
+
+    def use(self, secrets: Iterable[Secret]) -> None:
+        """From now on send under the first of these, and hear whoever sends under any; on the loop."""
+        keys = [beacon_key(secret.reveal()) for secret in secrets]
+        self._key = keys[0]
+        self._filter.use(keys)
 
     @property
     def nodes(self) -> list[Sighting]:

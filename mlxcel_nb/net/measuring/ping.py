@@ -172,7 +172,7 @@ async def listen(
     shape: LinkShape | None = None,
     echo: Callable[[str], object] = print,
     warn: Callable[[str], object] | None = None,
-    ready: Callable[[Address], object] | None = None,
+    ready: Callable[[Listener], object] | None = None,
     stop: asyncio.Event | None = None,
 ) -> Visits:
     """Answer pings at `bind` until `stop` is set or it is cancelled; frames that are no pings are dropped.
@@ -181,7 +181,7 @@ async def listen(
         shape: how what is sent is shaped.
         echo: prints a line, `listening on HOST:PORT` being the first.
         warn: prints a line for each peer that is turned away; the log has it otherwise.
-        ready: told the address as well, for callers that do not read lines.
+        ready: given the listener when it listens: it has the address, and takes other secrets.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -209,7 +209,7 @@ async def listen(
         if shape is not None:
             echo(f"what is sent is shaped: {shape.words}")
         if ready is not None:
-            ready(address)
+            ready(listener)
         await (stop or asyncio.Event()).wait()
     finally:
         await listener.close()
