@@ -27,6 +27,13 @@ def test_rows_are_sources_and_columns_targets_with_a_bar_for_how_each_does() -> 
     assert "! a to b: 46.8 Mbit/s" in notes and "! b to c: a round trip takes 50 ms" in notes
 
 
+def test_what_is_slow_both_ways_is_marked_both_ways() -> None:
+    far = figures(rtt=50e-3)
+    rates, trips, notes = mesh_view(mesh(3, bc=far, cb=far)).text.split("\n\n")
+    assert trips.count("50 ms !") == trips.count("!") == 2 and "!" not in rates
+    assert notes.count("! ") == 1 and "! b to c: a round trip takes 50 ms" in notes
+
+
 def test_a_pair_that_failed_shows_why_in_its_cell_and_in_full_below() -> None:
     why = "host 10.0.0.1:9000 is offline: connection refused"
     found = mesh(3, ab=why, cb=why)

@@ -59,11 +59,22 @@ def test_one_way_far_below_the_median_is_slow() -> None:
     assert told(mesh(4, bc=figures(rate=GIGABIT / 2.5))) == []
 
 
-def test_a_round_trip_several_times_the_others_is_told_once_for_both_ways() -> None:
+def test_a_round_trip_several_times_the_others_is_slow_both_ways_and_said_once() -> None:
     far = figures(rtt=5e-3)
-    assert told(mesh(3, ac=far, ca=far)) == [("a", "c", "trip")]
+    found = mesh(3, ac=far, ca=far)
+    assert told(found) == [("a", "c", "trip"), ("c", "a", "trip")]
+    (line,) = summary(found, warnings(found))
+    assert line.startswith("a to c: a round trip takes 5 ms")
+    assert told(mesh(3, ca=far)) == [("c", "a", "trip")]
     near = figures(rtt=350e-6)  # such differences are chance
     assert told(mesh(3, ac=near, ca=near)) == []
+
+
+def test_a_path_that_is_slow_by_two_figures_has_both_and_says_the_surer() -> None:
+    bad = figures(rate=GIGABIT / 10, rtt=5e-3)
+    found = mesh(3, ab=bad, ba=bad)
+    assert told(found) == [("a", "b", "rate"), ("a", "b", "trip"), ("b", "a", "rate"), ("b", "a", "trip")]
+    assert [line.partition(" Mbit")[0] for line in summary(found, warnings(found))] == ["a to b: 93.6", "b to a: 93.6"]
 
 
 def test_a_lopsided_pair_is_told_even_when_there_is_no_other() -> None:
@@ -100,15 +111,18 @@ def test_wifi_that_is_used_where_both_have_a_cable_is_told_with_the_address_to_u
         )
         for k, name in enumerate("ab")
     }
-    (warning,) = warnings(mesh(2, places))
-    assert warning.figure == "path"
+    found = mesh(2, places)
+    warning, back = warnings(found)
+    assert warning.figure == back.figure == "path"
+    assert len(summary(found, [warning, back])) == 1
     assert warning.what == "goes by Wi-Fi, though wired eth0 leads there too"
     assert warning.advice == "Give b the address 192.168.7.2."
 
 
 def test_wifi_alone_is_said_where_nothing_better_is_there() -> None:
     places = {name: place(name, interface("wlan0", "wifi", f"10.0.0.{k}", 0)) for k, name in enumerate("ab")}
-    (warning,) = warnings(mesh(2, places))
+    warning, back = warnings(mesh(2, places))
+    assert (back.source, back.figure) == ("b", "path")
     assert warning.figure == "path" and "by Wi-Fi" in warning.what and "use a cable" in warning.advice
 
 
@@ -141,7 +155,7 @@ def test_failed_pairs_and_the_way_from_here_do_not_count_into_the_median() -> No
 def test_whatever_was_measured_is_judged_and_is_json(drawn: list[Measured | str]) -> None:
     found = mesh(3, **dict(zip(("ab", "ac", "ba", "bc", "ca", "cb"), drawn, strict=True)))
     slow = warnings(found)
-    assert len({(each.source, each.target) for each in slow}) == len(slow)
+    assert len(set(told(found))) == len(slow)
     assert len(summary(found, slow)) <= len(slow)
     assert json.loads(json.dumps(found.to_dict()))["nodes"] == ["a", "b", "c"]
 

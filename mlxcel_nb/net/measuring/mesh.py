@@ -7,7 +7,7 @@ with the other direction, with what the interfaces say they can, and with a bett
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,31 +134,22 @@ class Mesh:
 
 
 def warnings(mesh: Mesh) -> list[SlowPath]:
-    """What is slow, the first reason for each pair, in the order of the pairs."""
-    found = []
-    told: set[frozenset[str]] = set()
+    """Whatever is slow, each figure of each direction once, in the order of the pairs and the surest reason first."""
+    found: dict[tuple[str, str, str], SlowPath] = {}
     for pair in mesh.pairs:
-        ends = frozenset((pair.source, pair.target))
-        if pair.measured is None or pair.source == HERE:
-            continue
-        warning = next(_reasons(mesh, pair, pair.measured, again=ends in told), None)
-        if warning is not None:
-            found.append(warning)
-            told.add(ends)
-    return found
+        if pair.measured is not None and pair.source != HERE:
+            for each in _reasons(mesh, pair, pair.measured):
+                found.setdefault((each.source, each.target, each.figure), each)
+    return list(found.values())
 
 
-def _reasons(mesh: Mesh, pair: Pair, measured: Measured, *, again: bool) -> Iterator[SlowPath]:
-    """Why a pair's path is slow, the surest reason first.
-
-    Args:
-        again: the other direction has its warning already; what holds both ways is not said twice.
-    """
+def _reasons(mesh: Mesh, pair: Pair, measured: Measured) -> Iterator[SlowPath]:
+    """Why a pair's path is slow, the surest reason first."""
 
     def warn(figure: str, what: str, advice: str) -> SlowPath:
         return SlowPath(source=pair.source, target=pair.target, figure=figure, what=what, advice=advice)
 
-    if not again and (better := _better(mesh, pair)):
+    if better := _better(mesh, pair):
         yield warn("path", *better)
     others = [
         other.measured
@@ -171,7 +162,7 @@ def _reasons(mesh: Mesh, pair: Pair, measured: Measured, *, again: bool) -> Iter
             what = f"{rate_text(measured.bytes_per_s)}, where the median of the others is {rate_text(rate)}"
             yield warn("rate", what, _limit(mesh, pair, measured) or _LOOK)
         trip = statistics.median(other.rtt_s for other in others)
-        if measured.rtt_s > SLOW * trip and measured.rtt_s - trip > NOTICED_S and not again:
+        if measured.rtt_s > SLOW * trip and measured.rtt_s - trip > NOTICED_S:
             what = f"a round trip takes {trip_text(measured.rtt_s)}, where the median of the others is "
             yield warn("trip", what + trip_text(trip), _FAR)
     back = mesh.pair(pair.target, pair.source)
@@ -179,12 +170,15 @@ def _reasons(mesh: Mesh, pair: Pair, measured: Measured, *, again: bool) -> Iter
         what = f"{rate_text(measured.bytes_per_s)} this way and {rate_text(back.measured.bytes_per_s)} the other"
         yield warn("rate", what, _limit(mesh, pair, measured) or _LOPSIDED)
     kind = mesh.kind(pair)
-    if kind in (WIFI, VPN) and not again and (limit := _limit(mesh, pair, measured)):
+    if kind in (WIFI, VPN) and (limit := _limit(mesh, pair, measured)):
         yield warn("path", f"{rate_text(measured.bytes_per_s)} by {TITLES[kind]}", limit)
 
 
 def summary(mesh: Mesh, slow: list[SlowPath]) -> list[str]:
-    """Warnings as lines: where every path of one node is too slow, and no other is, that is one line."""
+    """Warnings as lines, one for a path and one for both directions where it holds for both.
+
+    Where every path of one node is too slow, and no other is, that is one line too.
+    """
     measured = [(pair, pair.measured) for pair in mesh.pairs if pair.measured and pair.source != HERE]
     ends = {(each.source, each.target) for each in slow if each.figure == "rate"}
     for node in mesh.nodes:
@@ -197,8 +191,18 @@ def summary(mesh: Mesh, slow: list[SlowPath]) -> list[str]:
                 f"of the others is {rate_text(statistics.median(others))}"
             )
             advice = next(each.advice for each in slow if each.figure == "rate")
-            return [f"{node}: {what}. {advice}", *(str(each) for each in slow if each.figure != "rate")]
-    return [str(each) for each in slow]
+            return [f"{node}: {what}. {advice}", *(str(each) for each in _once(slow) if each.figure != "rate")]
+    return [str(each) for each in _once(slow)]
+
+
+def _once(slow: Iterable[SlowPath]) -> Iterator[SlowPath]:
+    """The surest reason of each direction; what is no matter of direction is not said again for the way back."""
+    told: set[tuple[str, str]] = set()
+    for each in slow:
+        back = (each.target, each.source) in told
+        if (each.source, each.target) not in told and (each.figure == "rate" or not back):
+            told.add((each.source, each.target))
+            yield each
 
 
 _LOOK = "Look at its cable, its switch port, and at what else uses them; then measure again."
