@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,3 +153,13 @@ def test_types_that_share_a_file_are_those_that_mlx_lm_names() -> None:
     for (kind, name), file in architecture.SUCCESSORS.items():
         assert f'("{kind}", "{name}"): "{file}"' in table
     assert table.count('": "') + table.count('"): "') == len(architecture.SAME_AS) + len(architecture.SUCCESSORS)
+
+
+def test_the_table_of_architectures_is_what_the_catalogue_says() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    drawn = subprocess.run(
+        [sys.executable, "docs/draw_catalogue.py"], cwd=docs.parent, capture_output=True, text=True, check=True
+    ).stdout
+    page = (docs / "architectures.md").read_text(encoding="utf-8")
+    assert drawn in page
+    assert drawn.count("\n| `") == len(catalogue.architectures())

@@ -48,8 +48,8 @@ ENTRIES = [
     ),
     Entry(
         "phixtral",
-        {"model_type": "phixtral", "num_vocab": 257, "model_dim": 128, "num_heads": 8, "num_layers": LAYERS,
-         "rotary_dim": 8, "num_experts_per_tok": 2, "num_local_experts": 4},
+        {"model_type": "phixtral", "num_vocab": 257, "vocab_size": 257, "model_dim": 128, "num_heads": 8,
+         "num_layers": LAYERS, "rotary_dim": 8, "num_experts_per_tok": 2, "num_local_experts": 4},
         ("4 experts with biases, 2 a token", "attention beside experts", "fused qkv", "a head with its own norm"),
         note="the final norm is part of the head",
     ),
