@@ -23,7 +23,7 @@ from mlxcel_nb.client.router import Router, closed_error, new_id
 from mlxcel_nb.client.stream import Inbox, Stream
 from mlxcel_nb.client.twins import AsyncTwins
 from mlxcel_nb.cluster.collectives import OWN, check_collectives
-from mlxcel_nb.cluster.names import check_name
+from mlxcel_nb.cluster.names import check_given_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
 from mlxcel_nb.cluster.shape import parse_links
 from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError, PeerLost, RequestError, WireError
@@ -74,7 +74,7 @@ class Cluster(AsyncTwins):
         self.n = n
         self.link = (link,) if isinstance(link, str) else tuple(link)
         self._links = parse_links(self.link, [f"engine-{number}" for number in range(n)])
-        self.name = check_name("cluster name", name) if name is not None else f"mlxcel-{secrets.token_hex(3)}"
+        self.name = check_given_name("cluster name", name) if name is not None else f"mlxcel-{secrets.token_hex(3)}"
         self.deadline = deadline
         self.threads = threads or threads_for(n)
         self.step_s = step_s

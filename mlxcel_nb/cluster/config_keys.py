@@ -14,7 +14,7 @@ from typing import Any
 from mlxcel_nb.cluster.address import Address, parse_address
 from mlxcel_nb.cluster.collectives import COLLECTIVES
 from mlxcel_nb.cluster.layout import LayerRange, parse_range
-from mlxcel_nb.cluster.names import check_name, has_control
+from mlxcel_nb.cluster.names import check_given_name, has_control
 from mlxcel_nb.cluster.places import TRANSPORTS
 from mlxcel_nb.cluster.roles import HYBRID, ROLES, parse_role
 from mlxcel_nb.errors import ConfigError
@@ -100,10 +100,7 @@ def _name(example: str) -> Reader:
     def read(value: object) -> str:
         text: str = _expect(str, value, example)
         try:
-            check_name("it", text)
-            if text != text.strip():
-                raise ConfigError("it begins or ends with a space")
-            return text
+            return check_given_name("it", text)
         except ConfigError as error:
             cause = error.cause.removeprefix("it ")
             raise ConfigError(cause, advice=f"Write 1 to 128 bytes of printable text, like {example}.") from None
@@ -164,7 +161,7 @@ def _port_range(value: object) -> tuple[int, int]:
 
 
 _SIZE = f"1 to {MAX_SIZE}"
-_NAME = "1 to 128 bytes of UTF-8, no control characters"
+_NAME = "1 to 128 bytes of printable text"
 DISCOVERIES = ("static", "beacon")
 ELASTICS = ("off", "spare", "replan")
 

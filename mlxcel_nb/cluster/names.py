@@ -1,7 +1,8 @@
 """Names that travel: clusters, nodes, roles, and the random ids made for them.
 
 Pure but for the random source; callable from any thread. Input comes from users and, through the handshake, from
-peers that have proved nothing yet, so the checks here are the only trust these strings ever get.
+peers that have proved nothing yet, so the checks here are the only trust these strings ever get. Users are held to
+more than the wire asks for: a name that is easily mistaken for another should not come into use.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ def check_name(what: str, value: str, *, limit: int = MAX_NAME) -> str:
         raise ConfigError(f"{what} has {size} bytes of UTF-8; 1 to {limit} are allowed")
     if has_control(value):
         raise ConfigError(f"{what} {value!r} holds a control character", advice="Use printable text.")
+    return value
+
+
+def check_given_name(what: str, value: str) -> str:
+    """`value` itself when a user may name a `what` so: as `check_name`, all of it visible, no space at either end."""
+    check_name(what, value)
+    if not value.isprintable():
+        raise ConfigError(f"{what} {value!r} holds a character that cannot be seen", advice="Use printable text.")
+    if value != value.strip():
+        raise ConfigError(f"{what} {value!r} begins or ends with a space", advice="Take it away.")
     return value
 
 

@@ -19,6 +19,7 @@ from mlxcel_nb.display.view import note
 from mlxcel_nb.launch.bare_plan import NodePlan, from_file, from_flags
 from mlxcel_nb.util import log
 from mlxcel_nb.util.cores import usable_cores
+from mlxcel_nb.wire.fields import printable
 
 
 def node(args: argparse.Namespace, context: Context) -> None:
@@ -119,14 +120,10 @@ def change_line(change: Change) -> str | None:
     if change.state is State.ALIVE:
         words = {State.UNSEEN: "alive", State.DEAD: "back"}.get(change.before, "alive again")
         return f"{change.node_id} is {words}"
-    reason = _plain(change.reason)
+    reason = printable(change.reason)
     return f"{change.node_id} is {state}{f': {reason}' if reason else ''}"
 
 
 def unseen_line(peer: str, reason: str) -> str:
     """What a user is told of a peer that was never reached."""
-    return f"{peer} is unseen: {_plain(reason)}"
-
-
-def _plain(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)
+    return f"{peer} is unseen: {printable(reason)}"

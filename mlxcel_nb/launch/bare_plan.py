@@ -13,7 +13,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address, canonical_ip, parse_address
 from mlxcel_nb.cluster.config import ClusterConfig, Mistake, NodeEntry, mistakes_error
-from mlxcel_nb.cluster.names import check_name, router_id
+from mlxcel_nb.cluster.names import check_given_name, router_id
 from mlxcel_nb.cluster.roles import HYBRID, ROUTER, parse_role
 from mlxcel_nb.errors import ConfigError
 
@@ -91,7 +91,7 @@ def from_file(
             raise ConfigError(f"{source} lists {node_id} as a node", advice="Give the router an id of its own.")
         return NodePlan(
             **_shared(config, source),
-            node_id=router_id() if node_id is None else check_name("node id", node_id),
+            node_id=router_id() if node_id is None else check_given_name("node id", node_id),
             role=ROUTER,
             bind=LOOPBACK_BIND if bind is None else parse_address(bind),
             peers={entry.id: entry.address for entry in config.nodes},
@@ -161,13 +161,11 @@ def from_flags(
     try:
         if node_id is None:
             raise ConfigError("is missing", advice="Name this node, as in --node-id mac1.")
-        check_name("it", node_id)
-        if node_id != node_id.strip():
-            raise ConfigError(f"{node_id!r} begins or ends with a space", advice="Take it away.")
+        check_given_name("it", node_id)
     except ConfigError as error:
         mistakes.append(_mistake("--node-id", error, "Write 1 to 128 bytes of printable text, like mac1."))
     try:
-        check_name("it", cluster)
+        check_given_name("it", cluster)
     except ConfigError as error:
         mistakes.append(_mistake("--cluster", error, "Write 1 to 128 bytes of printable text, like lab."))
     try:
@@ -215,7 +213,7 @@ def _read_peers(text: str, mistakes: list[Mistake]) -> tuple[dict[str, Address],
             address = parse_address(rest)
             peer_id = peer_id.strip()
             if equals:
-                check_name("a peer's id", peer_id)
+                check_given_name("a peer's id", peer_id)
             if not address.port or address.is_wildcard:
                 raise ConfigError(f"{address} is nothing to dial")
             if peer_id in named:

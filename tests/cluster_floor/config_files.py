@@ -44,7 +44,7 @@ MISTAKES = [
     ("format = 2\n" + A, "line 1: format: 2 is not known here. This version reads format = 1; update mlxcel_nb where the file comes from a newer one."),
     ("[[nodes]", "is not TOML: Expected ']]' at the end of an array declaration (at line 1, column 8). Text is \"quoted\", and a table has [brackets]."),
     ("[cluster]\n[cluster]", "is not TOML: Cannot declare [cluster] twice (at line 2, column 9). Text is \"quoted\", and a table has [brackets]."),
-    (cluster(node(" a", "h:1")), 'line 4: node 1: id begins or ends with a space. Write 1 to 128 bytes of printable text, like "mac1".'),
+    (cluster(node(" a", "h:1")), 'line 4: node 1: id \' a\' begins or ends with a space. Write 1 to 128 bytes of printable text, like "mac1".'),
     ("x = " + "[" * 5000, "nests too deeply. Take the brackets away."),
     ("[nodes]\nid = 'a'", "line 1: [[nodes]]: is not a list of tables. Write [[nodes]], with two brackets, for each node."),
     ("cluster = 1\n" + A, "[cluster]: is not a table. Write [cluster] on a line of its own, and keys below it."),
@@ -76,7 +76,7 @@ MISTAKES = [
     (cluster(A, name="a\\tb"), 'line 3: [cluster]: name \'a\\tb\' holds a control character. Write 1 to 128 bytes of printable text, like "lab".'),
     (cluster(node("", "h:1")), 'line 4: node 1: id has 0 bytes of UTF-8; 1 to 128 are allowed. Write 1 to 128 bytes of printable text, like "mac1".'),
     (cluster(node("é" * 65, "h:1")), 'line 4: node ' + "é" * 65 + ': id has 130 bytes of UTF-8; 1 to 128 are allowed. Write 1 to 128 bytes of printable text, like "mac1".'),
-    (cluster("[[nodes]]\naddress = 'h:1'"), "line 3: node 1: id is missing. The node's name, unlike any other's. Write it as 1 to 128 bytes of UTF-8, no control characters."),
+    (cluster("[[nodes]]\naddress = 'h:1'"), "line 3: node 1: id is missing. The node's name, unlike any other's. Write it as 1 to 128 bytes of printable text."),
     (cluster(A, node("a", "h2:9000")), "line 8: node a: 2 nodes have this id (lines 4, 8). Give each node an id of its own."),
     # Addresses.
     (cluster("[[nodes]]\nid = 'a'"), "line 3: node a: address is missing. Where it listens and is reached; the port may be left out with beacons. Write it as HOST:PORT, [IPV6]:PORT."),

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mlxcel_nb.cluster.names import check_name, check_role, new_incarnation, router_id, visitor_id
+from mlxcel_nb.cluster.names import check_given_name, check_name, check_role, new_incarnation, router_id, visitor_id
 from mlxcel_nb.errors import ConfigError
 
 
@@ -20,6 +20,25 @@ def test_empty_long_or_unprintable_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="node id") as error:
         check_name("node id", name)
     assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (" a", "a space"),
+        ("a ", "a space"),
+        (" ", "a space"),
+        ("a\u200bb", "seen"),
+        ("a\u202eb", "seen"),
+        ("\xa0a", "seen"),
+    ],
+)
+def test_what_is_easily_mistaken_for_another_name_may_travel_but_not_be_given(name: str, says: str) -> None:
+    assert check_name("node id", name) == name
+    with pytest.raises(ConfigError, match=says) as error:
+        check_given_name("node id", name)
+    assert str(error.value).isprintable()
+    assert check_given_name("node id", "Büro №1 🙂") == "Büro №1 🙂"
 
 
 def test_roles_are_shorter() -> None:

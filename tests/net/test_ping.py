@@ -44,7 +44,9 @@ async def listener(**more) -> AsyncIterator[tuple[Address, list[str]]]:
     both: list[asyncio.Future] = [ready, task]
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     try:
-        yield (await ready).address, said
+        address = (await ready).address
+        assert address is not None
+        yield address, said
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

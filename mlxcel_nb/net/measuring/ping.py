@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address, parse_address
-from mlxcel_nb.cluster.names import check_name, listener_id, new_incarnation, visitor_id
+from mlxcel_nb.cluster.names import check_given_name, listener_id, new_incarnation, visitor_id
 from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.cluster.shape import LinkShape, Shapes
 from mlxcel_nb.errors import ConfigError
@@ -280,8 +280,8 @@ async def ping(
 
 
 def _identity(cluster: str, node_id: str, role: str, suite: str) -> Identity:
-    check_name("cluster name", cluster)
-    check_name("node id", node_id)
+    check_given_name("cluster name", cluster)
+    check_given_name("node id", node_id)
     return Identity(
         cluster=cluster, node_id=node_id, role=role, incarnation=new_incarnation(), suite=suite_number(suite)
     )
