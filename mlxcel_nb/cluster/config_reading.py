@@ -20,10 +20,11 @@ from mlxcel_nb.cluster.names import has_control
 from mlxcel_nb.errors import ConfigError
 
 MAX_CHARACTERS = 1 << 20
+"""Of a cluster file; 512 nodes with every key need a tenth of it."""
+
 _KEY = re.compile(r"\(('[^']*'(?:, )?,?)+\)")
 _PART = re.compile(r"'([^']*)'")
 """How Python writes the name of a table, ('cluster',), and the words in it."""
-"""Of a cluster file; 512 nodes with every key need a tenth of it."""
 
 SHOWN = 40
 """Characters of a key that a message repeats."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxcel_nb.display.view import Column, View, table
-from mlxcel_nb.net.discovery.beacons import Findings
+from mlxcel_nb.net.discovery.findings import Findings
 from mlxcel_nb.net.discovery.sightings import Sighting
 from mlxcel_nb.util.units import figure
 from mlxcel_nb.wire.beacon import PORT, clock_text

@@ -11,9 +11,6 @@ import contextlib
 import enum
 import queue
 import signal
-import socket
-import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -27,7 +24,7 @@ from mlxcel_nb.launch.bare_plan import NodePlan, Whereabouts, hosts, judge
 from mlxcel_nb.models.blas import load_fast_blas
 from mlxcel_nb.net.interfaces.probe import own_addresses
 from mlxcel_nb.net.links.addresses import is_numeric
-from mlxcel_nb.net.links.resolver import resolve
+from mlxcel_nb.net.links.resolver import lookup_all
 from mlxcel_nb.util.hangups import HangUp
 
 if TYPE_CHECKING:
@@ -71,31 +68,7 @@ def whereabouts(plan: NodePlan) -> Whereabouts:
     Raises:
         ConfigError: as `judge`.
     """
-    return judge(plan, _look_up(hosts(plan)), own_addresses())
-
-
-def _look_up(names: set[str]) -> Mapping[str, list[str]]:
-    """The IP addresses of each name, none where nobody knows it; every name on a thread of its own."""
-    answers: queue.SimpleQueue[tuple[str, list[str]]] = queue.SimpleQueue()
-
-    def ask(name: str) -> None:
-        ips: list[str] = []
-        for family in (socket.AF_INET, socket.AF_INET6):
-            with contextlib.suppress(OSError, UnicodeError):
-                ips += [str(sockaddr[0]) for _, sockaddr in resolve(name, 0, family)]
-        answers.put((name, list(dict.fromkeys(ips))))
-
-    for name in names:
-        threading.Thread(target=ask, args=(name,), name="lookup", daemon=True).start()
-    found: dict[str, list[str]] = {}
-    deadline = time.monotonic() + LOOKUP_S
-    while len(found) < len(names):
-        try:
-            name, ips = answers.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            break
-        found[name] = ips
-    return {name: found.get(name, []) for name in names}
+    return judge(plan, lookup_all(hosts(plan), LOOKUP_S), own_addresses())
 
 
 def run(

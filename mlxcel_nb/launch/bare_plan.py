@@ -16,6 +16,7 @@ from mlxcel_nb.cluster.config import ClusterConfig, Mistake, NodeEntry, mistakes
 from mlxcel_nb.cluster.names import check_given_name, router_id
 from mlxcel_nb.cluster.roles import HYBRID, ROUTER, parse_role
 from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.net.links.addresses import is_numeric
 
 LOOPBACK_BIND = Address("127.0.0.1", 0)
 """Where a node listens that was told no address: never on every interface."""
@@ -272,7 +273,7 @@ def judge(plan: NodePlan, found: Mapping[str, Sequence[str]], own: frozenset[str
     for peer_id, address in dialled:
         ips = tuple(found[address.host])
         where = f"node {peer_id}" if peer_id else f"peer {address}"
-        named = not address.is_loopback and not _is_ip(address.host)
+        named = not address.is_loopback and not is_numeric(address.host)
         if address.is_loopback and spread:
             what = f"{address.host} means this host, and the plan has others too"
             mistakes.append(Mistake(where=where, what=what, mend="Write the address by which others reach it."))
@@ -313,11 +314,11 @@ def _bind(plan: NodePlan, ips: Sequence[str], own: frozenset[str], mistakes: lis
     outward = [ip for ip in ours if not _loopback(ip)]
     if outward:
         return outward[0]
-    if not _is_ip(host) and any(_loopback(ip) for ip in ips):
+    if not is_numeric(host) and any(_loopback(ip) for ip in ips):
         mistakes.append(Mistake(where=where, what=_loopback_name(host, ips), mend=_MEND_LOOPBACK))
         return ""
     known = ", ".join(sorted(ip for ip in own if not _loopback(ip))) or "only loopback"
-    means = host if _is_ip(host) else f"{host} ({', '.join(ips)})"
+    means = host if is_numeric(host) else f"{host} ({', '.join(ips)})"
     mend = f"Start it on the host of that address, or write one of this host's: {known}."
     mistakes.append(Mistake(where=where, what=f"{means} is not an address of this host", mend=mend))
     return ""
@@ -345,14 +346,6 @@ def _family(ip: str) -> str:
 
 def _loopback_name(host: str, ips: Sequence[str]) -> str:
     return f"the name {host} leads to {ips[0]} on this host, where no other host comes"
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _loopback(ip: str) -> bool:

@@ -16,7 +16,7 @@ from mlxcel_nb.commands.parser import Where
 from mlxcel_nb.commands.session import Held, Session
 from mlxcel_nb.errors import ConfigError, SecretError
 from mlxcel_nb.net.discovery import beacons as discovery
-from mlxcel_nb.net.discovery.beacons import Findings
+from mlxcel_nb.net.discovery.findings import Findings
 
 FOUND = Findings(
     nodes=(), clocks={}, foreign=2, elsewhere=0, replayed=0, malformed=0, crowded=0, troubles=(), interfaces=("lo",),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.display.network import discovered_view
-from mlxcel_nb.net.discovery.beacons import Findings
+from mlxcel_nb.net.discovery.findings import Findings
 from mlxcel_nb.net.discovery.sightings import Heard, Sighting
 
 NODE = Sighting(

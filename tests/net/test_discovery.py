@@ -22,6 +22,7 @@ from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.net.discovery.beacons import SOURCE_AT_ONCE, SOURCE_PER_S, Announcement, Beacons, discover, unix_ms
 from mlxcel_nb.net.discovery.legs import Leg, legs
 from mlxcel_nb.net.discovery.sightings import Event, Heard, Sighting
+from mlxcel_nb.net.links import resolver
 from mlxcel_nb.wire.beacon import EVERY_S, PORT, Beacon, encode
 from mlxcel_nb.wire.keys import beacon_key
 from tests.hosts import Host, hosts
@@ -136,12 +137,13 @@ def test_a_node_that_listens_only_at_home_is_told_of_only_there() -> None:
 def test_a_name_that_means_loopback_is_announced_as_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 46: a host's own name is 127.0.1.1 on some systems; told abroad it would lead everybody to themselves."""
 
-    async def body() -> None:
-        async def home(host: str, port: int, **_: Any) -> list[Any]:
-            assert host == "myself"
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", port))]
+    def home(host: str, port: int, family: socket.AddressFamily) -> list[Any]:
+        assert host == "myself"
+        return [(family, ("127.0.1.1", port))] if family == socket.AF_INET else []
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", home)
+    monkeypatch.setattr(resolver, "resolve", home)
+
+    async def body() -> None:
         async with at_home("a", "myself:9000"), at_home("b") as b:
             await until(lambda: "a" in heard(b))
             assert heard(b)["a"].addresses == (Address("127.0.1.1", 9000),)

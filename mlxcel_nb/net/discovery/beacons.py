@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import check_name, check_role
@@ -23,9 +22,11 @@ from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.errors import WireError
 from mlxcel_nb.net.discovery.budget import Budget, Sources
 from mlxcel_nb.net.discovery.datagrams import Datagrams, reason
+from mlxcel_nb.net.discovery.findings import Findings
 from mlxcel_nb.net.discovery.legs import Leg, legs
 from mlxcel_nb.net.discovery.sightings import Change, Heard, Sighting, Sightings, dialable
 from mlxcel_nb.net.links.addresses import is_numeric
+from mlxcel_nb.net.links.resolver import addresses_of
 from mlxcel_nb.util.log import get_logger, trail
 from mlxcel_nb.wire.beacon import EVERY_S, NONCE_BYTES, PORT, Beacon, BeaconFilter, encode
 from mlxcel_nb.wire.keys import beacon_key
@@ -66,56 +67,6 @@ class Announcement:
     role: str
     incarnation: bytes
     listens: Address | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """What has been heard by `now`, a reading of the monotonic clock.
-
-    Args:
-        clocks: nodes that are not believed because of their time: seconds they are ahead, negative when behind.
-        foreign: datagrams of those who do not know the secret; `elsewhere`: of other clusters that share it.
-        crowded: datagrams that came faster than they are looked at.
-        troubles: what this host cannot hear or send on, and why.
-        interfaces: those that are listened to.
-    """
-
-    nodes: tuple[Sighting, ...]
-    clocks: dict[str, float]
-    foreign: int
-    elsewhere: int
-    replayed: int
-    malformed: int
-    crowded: int
-    troubles: tuple[str, ...]
-    interfaces: tuple[str, ...]
-    now: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for `--json`."""
-        return {
-            "nodes": [
-                {
-                    "node_id": node.node_id,
-                    "role": node.role,
-                    "incarnation": node.incarnation.hex(),
-                    "addresses": [str(address) for address in node.addresses],
-                    "heard_by": [{"interface": path.interface, "way": path.way} for path in node.paths],
-                    "age_s": self.now - node.last,
-                    "clock_s": node.clock_s,
-                    "rivals": node.rivals,
-                }
-                for node in self.nodes
-            ],
-            "clocks_s": self.clocks,
-            "foreign": self.foreign,
-            "elsewhere": self.elsewhere,
-            "replayed": self.replayed,
-            "malformed": self.malformed,
-            "crowded": self.crowded,
-            "troubles": list(self.troubles),
-            "interfaces": list(self.interfaces),
-        }
 
 
 class Beacons:
@@ -375,13 +326,8 @@ async def _bound_addresses(listens: Address | None) -> list[Address]:
         return []
     if is_numeric(listens.host):
         return [listens]
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(LOOKUP_S):
-            found = await loop.getaddrinfo(listens.host, listens.port, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError):
-        return [listens]
-    return list(dict.fromkeys(Address(str(sockaddr[0]), listens.port) for *_, sockaddr in found))
+    found = await addresses_of(listens.host, LOOKUP_S)
+    return [Address(ip, listens.port) for ip in found] or [listens]
 
 
 async def discover(

@@ -1,6 +1,6 @@
 """The one probe: what this host's network interfaces are, asked of the system.
 
-Only questions are here; `interface_facts` understands the answers and `cluster/` judges them. `probe` blocks, for
+Only questions are here; `facts` understands the answers and `cluster/` judges them. `probe` blocks, for
 `WAIT_S` at most, so it runs on a thread, never on a loop. It needs no privilege, changes nothing, and what cannot be
 asked is left out and named in `HostFacts.missing`. On macOS it starts system programs; on Linux it reads /sys.
 Not run on Thunderbolt hardware yet, on either system.
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mlxcel_nb.cluster.places import Interface
+from mlxcel_nb.cluster.places import OTHER, Interface
 from mlxcel_nb.cluster.transports import HostFacts
 from mlxcel_nb.net.interfaces import facts
 
@@ -108,7 +108,7 @@ def _interfaces(kinds: Mapping[str, str], speeds: Mapping[str, int]) -> tuple[In
         found.append(
             Interface(
                 name=name,
-                kind=kinds.get(name, "other"),
+                kind=kinds.get(name, OTHER),
                 addresses=addresses.get(name, ()),
                 speed_bps=speeds.get(name, 0) or stats[name].speed * facts.MEGA,
                 mtu=stats[name].mtu,

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from mlxcel_nb.net.links.addresses import is_numeric
-from mlxcel_nb.net.links.resolver import Lookups
+from mlxcel_nb.net.links.resolver import addresses_of
 
 LOOKUP_S = 2.0
 """For a name, while a node waits for its verdict."""
@@ -51,7 +51,7 @@ class KnownNames:
         return await asyncio.shield(task)
 
     async def _look_up(self, node_id: str) -> frozenset[str]:
-        found = await asyncio.gather(*(_addresses_of(name) for name in self._names.get(node_id, ())))
+        found = await asyncio.gather(*(addresses_of(name, LOOKUP_S) for name in self._names.get(node_id, ())))
         self._done_at[node_id] = asyncio.get_running_loop().time()
         return frozenset().union(*found)
 
@@ -59,22 +59,3 @@ class KnownNames:
         """Nobody wants to know any more."""
         for task in self._asked.values():
             task.cancel()
-
-
-async def _addresses_of(name: str) -> frozenset[str]:
-    """Every address behind `name` that is known within `LOOKUP_S`."""
-    lookups = Lookups(name, 0)
-    found: set[str] = set()
-    try:
-        async with asyncio.timeout(LOOKUP_S):
-            while lookups.running:
-                await asyncio.wait(lookups.running, return_when=asyncio.FIRST_COMPLETED)
-                lookups.collect()
-    except TimeoutError:
-        pass
-    finally:
-        lookups.cancel()
-    while lookups:
-        _, sockaddr = lookups.take()
-        found.add(str(sockaddr[0]))
-    return frozenset(found)

@@ -135,8 +135,7 @@ class Link:
     With a `shape`, `sock` is the near end of `net.shaping.relay` and not the connection itself.
     `driver` is set by a driver that can ping; hot links and links that still wait for one have none. `path_keys` gives
     the keys, to send and to receive with, of a further path between the same two; `transports` are the bits that both
-    named. `path` and `why` are for people: the
-    way it takes, as "wired eth0", and why no better one.
+    named. `path` and `why` are for people: the way it takes, as "wired eth0", and why no better one.
     """
 
     sock: socket.socket

@@ -1,8 +1,9 @@
 """Names to addresses, off the loop: both families at once, on threads of their own.
 
 `Lookups` belongs to one loop; what it starts are daemon threads inside the system's resolver, which nobody can break
-off: one that hangs holds up neither the loop, nor a pool of threads, nor the exit. `lookup_all` asks the same for a
-thread that may wait. What a resolver says is believed no further than the handshake with whoever listens there.
+off: one that hangs holds up neither the loop, nor a pool of threads, nor the exit. `addresses_of` waits for all of it
+there, and `lookup_all` on a thread that may wait. What a resolver says is believed no further than the handshake with
+whoever listens there.
 """
 
 from __future__ import annotations
@@ -96,8 +97,30 @@ class Lookups:
                 self._found[candidate[0]].append(candidate)
 
 
-def lookup_all(names: Iterable[str], deadline_s: float) -> dict[str, tuple[str, ...]]:
-    """Every IP address behind each name, all asked at once, for a thread that may wait for `deadline_s` at most.
+async def addresses_of(name: str, within_s: float) -> tuple[str, ...]:
+    """Every IP address behind `name` that is known within so many seconds.
+
+    Raises:
+        OSError: as `Lookups`.
+    """
+    lookups = Lookups(name, 0)
+    try:
+        async with asyncio.timeout(within_s):
+            while lookups.running:
+                await asyncio.wait(lookups.running, return_when=asyncio.FIRST_COMPLETED)
+                lookups.collect()
+    except TimeoutError:
+        pass
+    finally:
+        lookups.cancel()
+    found = []
+    while lookups:
+        found.append(str(lookups.take()[1][0]))
+    return tuple(dict.fromkeys(found))
+
+
+def lookup_all(names: Iterable[str], within_s: float) -> dict[str, tuple[str, ...]]:
+    """Every IP address behind each name, IPv4 first, all asked at once, for a thread that may wait that long.
 
     A name without an address, or without an answer by then, has ().
     """
@@ -110,12 +133,12 @@ def lookup_all(names: Iterable[str], deadline_s: float) -> dict[str, tuple[str, 
     for name in found:
         for family in FAMILIES:
             ask(name, family)
-    end = time.monotonic() + deadline_s
+    end = time.monotonic() + within_s
     with contextlib.suppress(queue.Empty):
         for _ in range(len(FAMILIES) * len(found)):
             name, candidates = answers.get(timeout=max(0.0, end - time.monotonic()))
-            found[name] += [sockaddr[0] for _, sockaddr in candidates or ()]
-    return {name: tuple(dict.fromkeys(ips)) for name, ips in found.items()}
+            found[name] += [str(sockaddr[0]) for _, sockaddr in candidates or ()]
+    return {name: tuple(sorted(dict.fromkeys(ips), key=lambda ip: ":" in ip)) for name, ips in found.items()}
 
 
 # ------------------------------------------------------------------------------------------ threads
