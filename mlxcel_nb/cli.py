@@ -85,5 +85,6 @@ def _terminate(_signum: int, _frame: FrameType | None) -> None:
 
 
 def _fail(message: str, *notes: str, status: int = 1) -> int:
-    print("\n".join([f"error: {message}", *notes]), file=sys.stderr)
+    # At once: `print` may write the last line's end after another thread's line.
+    sys.stderr.write("".join(f"{line}\n" for line in (f"error: {message}", *notes)))
     return status

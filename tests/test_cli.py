@@ -304,7 +304,7 @@ def test_a_signal_during_the_start_leaves_no_engine(how: signal.Signals, status:
         _, err = process.communicate(timeout=30)
     assert process.returncode == status, err
     assert "Traceback" not in err
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=15)
     assert not alive and not mine()
 
 

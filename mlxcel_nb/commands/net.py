@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import concurrent.futures
 import contextlib
 import json
+import queue
 import signal
 import threading
 from typing import Any
@@ -20,12 +20,13 @@ from mlxcel_nb.errors import MlxcelError, PeerLost, Refused, SecretError, StepTi
 from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.net.measuring import ping as logic
 from mlxcel_nb.util.hangups import HangUp
+from mlxcel_nb.util.interrupts import handed_to
 from mlxcel_nb.util.loop import LoopThread
 
 PING_S = 60.0
 """For one ping and its share of the handshake; each step inside has a shorter deadline of its own."""
 
-LAST_PONG_S = 2.0
+LAST_PONG_S = 5.0
 """For the ping under way after Ctrl-C."""
 
 
@@ -72,20 +73,23 @@ def ping(args: argparse.Namespace, context: Context) -> None:
     """Handler of `net ping`; in a notebook a loop runs already, so it gets one of its own."""
     secrets = _secrets(args)
     loop = LoopThread("mlxcel-ping")
+    news: queue.SimpleQueue[str] = queue.SimpleQueue()
     try:
         stop, patience = threading.Event(), PING_S + args.count * logic.PONG_S
-        pinging = loop.spawn(
-            logic.ping(args.address, secrets, count=args.count, size=args.size, stop=stop, **_options(args))
-        )
-        try:
-            concurrent.futures.wait([pinging], patience)
-        except KeyboardInterrupt:  # what was measured by now is worth showing
-            stop.set()
-            with contextlib.suppress(MlxcelError, TimeoutError):
-                _show(pinging.result(LAST_PONG_S), args, context)
-            raise
-        if not pinging.done():
-            raise StepTimeout(f"waited {patience:g} s for pongs of {args.address}")
+        with handed_to(lambda: news.put("interrupt")):
+            pinging = loop.spawn(
+                logic.ping(args.address, secrets, count=args.count, size=args.size, stop=stop, **_options(args))
+            )
+            pinging.add_done_callback(lambda _: news.put("done"))
+            try:
+                heard = news.get(timeout=patience)
+            except queue.Empty:
+                raise StepTimeout(f"waited {patience:g} s for pongs of {args.address}") from None
+            if heard == "interrupt":  # what was measured by now is worth showing
+                stop.set()
+                with contextlib.suppress(MlxcelError, TimeoutError):
+                    _show(pinging.result(LAST_PONG_S), args, context)
+                raise KeyboardInterrupt
         report = pinging.result()
     except PeerLost as silent:
         if args.address.rpartition(":")[0] in silent.cause:

@@ -10,7 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Lab:
         """The server's answer to a request of its REST interface."""
         headers = {"Authorization": f"token {self.token}"}
         request = urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=30) as response:
             return json.loads(response.read() or "null")
 
     def stop_kernels(self) -> None:
@@ -117,7 +117,7 @@ def jupyter_lab(scratch: Path, *, theme: str = "JupyterLab Light") -> Iterator[L
         server.stdin.close()
         gone = until(lambda: not (server.poll() is None or lab.engines()), STOP_S)
         for process in [*started, *lab.engines()]:
-            if process.is_running():
+            with suppress(psutil.NoSuchProcess):  # it ends by itself at this moment
                 process.kill()
         server.wait(timeout=10)
     assert gone, f"JupyterLab or an engine outlived it by {STOP_S:g} s; its log ends:\n{_tail(log)}"

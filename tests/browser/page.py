@@ -154,7 +154,7 @@ class Cell:
         """Run it with Ctrl-Enter; returns when the notebook has taken the order."""
         self.root.locator(".cm-content").click()
         self._page.keyboard.press("Control+Enter")
-        assert until(self._page, lambda: self.prompt != "[ ]:", 10), f"cell {self.name} was not started"
+        assert until(self._page, lambda: self.prompt != "[ ]:", OPEN_S), f"cell {self.name} was not started"
 
     def wait(self, timeout: float = CELL_S) -> None:
         """Until the kernel is done with it."""

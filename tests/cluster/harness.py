@@ -37,7 +37,7 @@ def on_engine(cluster: Cluster, node_id: str, function: Callable[..., Any], *arg
     """Run `function` in an engine's process, over the control plane."""
     client = cluster.client
     engine = next(eid for eid, name in client._engines.items() if name == node_id)
-    return client[engine].apply_async(function, *args).get(timeout=10)
+    return client[engine].apply_async(function, *args).get(timeout=30)
 
 
 def this_node() -> Any:

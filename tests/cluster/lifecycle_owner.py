@@ -10,7 +10,8 @@ from mlxcel_nb.cluster.secret import random_secret
 from mlxcel_nb.launch.local import LocalCluster
 
 deed = sys.argv[1]
-cluster = LocalCluster(engine_module="tests.cluster.listening_engine")
+LISTENING = "tests.cluster.listening_engine"
+cluster = LocalCluster(engine_module="tests.cluster.late_engine" if deed == "interrupted" else LISTENING)
 
 
 def start() -> None:
@@ -26,6 +27,7 @@ if deed == "interrupted":
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     sys.stdin.readline()
+    cluster._engine_module = LISTENING
     start()
     cluster.stop()
     print("stopped", flush=True)

@@ -51,7 +51,7 @@ def test_a_cancel_at_any_moment_leaves_every_rank_free(engines: Cluster, tiny: s
         stream.cancel()
         assert stream.result().finish_reason == "cancelled"
         assert engines.generate("again", ASK).token_ids == whole
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 10.0
     engines.unload()
 
 
@@ -72,7 +72,7 @@ def test_a_request_sent_to_a_follower_is_refused_and_harms_nobody(engines: Clust
     answers: list[dict[str, object]] = []
     router.open_inbox(order.id, lambda _node, message: answers.append(message))
     router.send(report.parts[1].node_id, order.to_dict())
-    wait_until(lambda: answers, deadline_s=5, what="the refusal")
+    wait_until(lambda: answers, deadline_s=10, what="the refusal")
     assert isinstance(answers[0]["error"], dict) and answers[0]["error"]["code"] == WireError.code
     assert engines.generate("next", ASK).generation_tokens == 6
     engines.unload()

@@ -104,7 +104,7 @@ def test_a_lost_engine_is_named_in_time(phase: str, how: int, layout: dict[str, 
             doing = r"was killed by SIGKILL.* while loading (the embedding|layer \d+|the final norm and head)\b"
             assert re.search(doing, str(caught.value)), caught.value
         assert took < deadline_of(how), f"took {took:.1f} s"
-        wait_until(lambda: activity(cluster, "engine-0") == "idle", deadline_s=5, what="the survivor to be idle")
+        wait_until(lambda: activity(cluster, "engine-0") == "idle", deadline_s=10, what="the survivor to be idle")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=layout_id)

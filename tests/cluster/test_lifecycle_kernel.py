@@ -15,12 +15,13 @@ from jupyter_client.manager import KernelManager
 from tests.cluster.leftovers import nothing_left, processes_of
 from tests.waiting import until
 
-PREPARE = """
+PREPARE_LATE = """
 import json
 from mlxcel_nb.cluster.secret import random_secret
 from mlxcel_nb.launch.local import LocalCluster
-cluster = LocalCluster(engine_module="tests.cluster.listening_engine")
+cluster = LocalCluster(engine_module="tests.cluster.late_engine")
 """
+PREPARE = PREPARE_LATE.replace("late_engine", "listening_engine")
 START = """
 cluster.start(2, name="in a kernel", secret=random_secret(), deadline_s=30, progress=print)
 print(json.dumps(str(cluster.folder)))
@@ -75,7 +76,7 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
 
 
 def test_a_cluster_lives_and_dies_with_its_kernel(notebook: Notebook, tmp_path: Path) -> None:
-    notebook.run(PREPARE)
+    notebook.run(PREPARE_LATE)
     _, raised = notebook.run(START, interrupt_at="waiting for engines")
     assert raised == "KeyboardInterrupt"
     assert list((tmp_path / "mlxcel_nb").iterdir()) == []

@@ -86,7 +86,7 @@ def test_status_tells_cipher_and_round_trip():
             assert info["cipher"] == "aes-256-gcm"
             assert info["transport"] == "tcp"
             assert info["state"] == "alive"
-            assert 0 < info["rtt_s"] < 1
+            assert 0 < info["rtt_s"] < 10
             assert info["sent_bytes"] > 0
             assert info["received_bytes"] > 0
             assert info["age_s"] > 0

@@ -244,7 +244,7 @@ def test_an_interrupt_breaks_a_wait_from_another_thread():
         began = time.monotonic()
         with pytest.raises(Cancelled):
             a.recv_control(interrupt=interrupt)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         with pytest.raises(Cancelled):
             recv_from(a, Tag(1, 1, 1), interrupt=interrupt)
         interrupt.clear()
@@ -353,7 +353,7 @@ def test_half_a_frame_is_not_waited_for_longer_than_its_time(monkeypatch):
         began = time.monotonic()
         with pytest.raises(WireError, match="rest of a frame"):
             a.recv_control()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
 
 
 def test_half_a_frame_gets_no_more_time_from_one_wait_to_the_next(monkeypatch):

@@ -96,7 +96,7 @@ def test_a_first_frame_within_that_second_keeps_the_place(monkeypatch):
     run(case())
 
 
-def test_a_link_that_waits_for_its_driver_has_that_second_too():
+def test_a_link_that_waits_for_its_driver_has_that_second_too(monkeypatch):
     """Such as one of a model whose load order has not come yet: a witness beside it answers for it."""
 
     async def case(life: str) -> bool:
@@ -129,6 +129,7 @@ def test_a_link_that_waits_for_its_driver_has_that_second_too():
 
     assert run(case("none"))
     assert run(case("end"))
+    monkeypatch.setattr(times, "PROBE_S", 2.5)  # what comes within it comes late on a busy machine
     assert not run(case("bytes"))
     assert not run(case("another connection"))
 

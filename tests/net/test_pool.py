@@ -120,7 +120,7 @@ def test_a_peer_that_ends_is_dead_within_a_moment_and_back_when_it_returns():
                 began = asyncio.get_running_loop().time()
                 reset(b, "a")
                 await until(lambda: a.state("b") is State.DEAD)
-                assert asyncio.get_running_loop().time() - began < 2
+                assert asyncio.get_running_loop().time() - began < times.SUSPECT_S
                 assert "connection refused" in a.pool.info()["b"]["reason"]
             again = Party("b")
             await again.listener.start(b.address.host, b.address.port)
@@ -217,7 +217,7 @@ def test_nobody_there_is_an_error_that_names_the_node_after_growing_delays(monke
 
     run(case())
     gaps = [later - earlier for earlier, later in itertools.pairwise(attempts)]
-    assert len(gaps) >= 3 and max(gaps) > 2 * min(gaps)
+    assert len(gaps) >= 3 and max(gaps) > 1.5 * min(gaps)
 
 
 def test_a_wrong_secret_is_said_at_once_and_is_not_offline(caplog):

@@ -234,9 +234,7 @@ def test_the_listener_sees_life_on_a_shaped_link_that_nobody_drives() -> None:
 def test_a_shaped_link_stays_where_its_shape_is() -> None:
     """RDMA would go past it."""
     with shaped_hot("1ms") as (here, there), concurrent.futures.ThreadPoolExecutor(2) as pool:
-        reasons = [
-            future.result(10) for future in [pool.submit(agree, end, UcxOffer) for end in (here, there)]
-        ]
+        reasons = [future.result(10) for future in [pool.submit(agree, end, UcxOffer) for end in (here, there)]]
         assert all("the link is shaped" in reason for reason in reasons)
         assert here.link.transport == "tcp"
 

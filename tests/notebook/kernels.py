@@ -104,7 +104,7 @@ class Notebook:
         return ast.literal_eval(self.ok(f"print(repr({expression}))").text)
 
     def complete(self, code: str, cursor: int | None = None) -> list[str]:
-        reply = self.client.complete(code, cursor, reply=True, timeout=10)["content"]
+        reply = self.client.complete(code, cursor, reply=True, timeout=CELL_S)["content"]
         assert reply["status"] == "ok"
         return list(reply["matches"])
 

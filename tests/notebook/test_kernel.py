@@ -62,7 +62,7 @@ def test_help_is_printed_and_ends_nothing(nb: Notebook, ask: str) -> None:
 
 def test_a_question_mark_shows_the_same_help(nb: Notebook) -> None:
     ran = nb.run("%mlxcel?")
-    reply = nb.client.execute_interactive("%mlxcel?", timeout=10, output_hook=lambda message: None)
+    reply = nb.client.execute_interactive("%mlxcel?", timeout=30, output_hook=lambda message: None)
     text = reply["content"]["payload"][0]["data"]["text/plain"]
     assert ran.status == "ok"
     for command in ("cluster", "load", "generate", "chat"):

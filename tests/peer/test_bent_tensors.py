@@ -120,6 +120,7 @@ def test_ten_megabytes_of_zeros_are_a_tensor_like_any_other(receiver: Receiver) 
                 peer.send(codec.TENSOR, 1, payload)
             assert msgpack.unpackb(next(peer.frames()).payload) == {"type": "taken", "step": step}
         peer.close("done")
+    assert until(lambda: receiver.told(peer, "end"), 20)
     assert {str(told["sha256"]) for told in receiver.told(peer, "tensor")} == {hashlib.sha256(ZEROS).hexdigest()}
 
 

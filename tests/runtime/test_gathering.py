@@ -113,7 +113,7 @@ async def loads_alone(heard: Heard, tiny: Path) -> None:
     What a router that has left had said before may be heard only now, so a node may yet become busy and free again.
     """
     alone = order(("n1", NOBODY), model=str(tiny))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while (reply := await answer(heard, alone.to_dict()))["type"] == "error":
             assert reply["error"]["cause"] == "holds unread already"
             await asyncio.sleep(0.05)  # the pace of the tries
@@ -133,7 +133,7 @@ def test_an_unload_ends_the_wait_for_a_member_that_never_opens_its_links(
             began = time.monotonic()
             first = await answer(heard, {"type": "unload", "id": "u"})
             replies = {message["id"]: message for message in (first, await heard.messages.get())}
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 8
             assert replies["load-1"]["error"]["code"] == "cancelled" and replies["u"]["type"] == "reply"
             await loads_alone(heard, tiny)
 
@@ -150,7 +150,7 @@ def test_a_router_that_leaves_while_links_are_awaited_leaves_the_node_free(
             if patience:
                 await answer(first, {"type": "status", "id": "s"})
         async with router(node, "router-00000002") as second:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(15):
                 while node._holding.order is not None:
                     await answer(second, {"type": "status", "id": "s"})
             await loads_alone(second, tiny)

@@ -28,7 +28,7 @@ from tests.net.helpers import SECRET, Heard, hot_pair, identity, read_all, run
 from tests.runtime.nodes import answer, linked, running
 from tests.tiny import make_tiny
 
-LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
+LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
