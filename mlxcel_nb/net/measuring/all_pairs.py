@@ -7,12 +7,9 @@ way. A node that cannot be asked, and a pair that cannot be measured, is a reaso
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.names import new_incarnation, visitor_id
 from mlxcel_nb.cluster.places import Place
@@ -20,6 +17,7 @@ from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.control.questions import Message, Questions, unless_error
 from mlxcel_nb.net.interfaces.probe import host_id, probe
 from mlxcel_nb.net.links.dial import Dialler
 from mlxcel_nb.net.links.link import Link
@@ -88,7 +86,7 @@ class _Tester:
         self._effort = effort
         self._links: dict[str, ControlLink] = {}
         self._absent: dict[str, str] = {}
-        self._answers: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
+        self._questions = Questions()
 
     async def run(self, on_progress: Callable[[int, int, str], object]) -> Mesh:
         await asyncio.gather(*(self._meet(node) for node in self._nodes))
@@ -170,36 +168,23 @@ class _Tester:
 
     # -- questions --------------------------------------------------------------------------------
 
-    async def _ask(self, node: str, message: dict[str, Any], within_s: float) -> dict[str, Any]:
-        request_id = uuid.uuid4().hex
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._answers[request_id] = node, answer
+    async def _ask(self, node: str, message: Message, within_s: float) -> Message:
+        if node in self._absent:
+            raise PeerLost(self._absent[node], node=node)
         try:
-            if node in self._absent:
-                raise PeerLost(self._absent[node], node=node)
-            self._links[node].send({**message, "id": request_id})
-            async with asyncio.timeout(within_s):
-                told = await answer
+            with self._questions.ask(self._links[node], message) as answer:
+                async with asyncio.timeout(within_s):
+                    return unless_error(await answer)
         except TimeoutError:
             what = message["type"]
             raise StepTimeout(f"no answer to {what!r} within {within_s:.0f} s", node=node) from None
-        finally:
-            del self._answers[request_id]
-        if told.get("type") == "error":
-            details = told.get("error")
-            raise errors.from_dict(details if isinstance(details, dict) else {})
-        return told
 
-    def _heard(self, link: ControlLink, message: dict[str, Any]) -> None:
-        node, answer = self._answers.get(str(message.get("id")), ("", None))
-        if answer is not None and node == link.peer.node_id and not answer.done():
-            answer.set_result(message)
+    def _heard(self, link: ControlLink, message: Message) -> None:
+        self._questions.take(link, message)
 
     def _state(self, link: ControlLink, state: str, reason: str) -> None:
         if state not in ("dead", "closed"):
             return
         node = link.peer.node_id
         self._absent[node] = f"the connection to it ended: {reason}"
-        for asked, answer in list(self._answers.values()):
-            if asked == node and not answer.done():
-                answer.set_exception(PeerLost(self._absent[node], node=node))
+        self._questions.fail(PeerLost(self._absent[node], node=node), node)

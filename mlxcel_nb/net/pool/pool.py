@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import (
     Beat,
@@ -35,6 +33,7 @@ from mlxcel_nb.cluster.membership import (
 )
 from mlxcel_nb.errors import HandshakeError, MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.control.questions import Message, Questions, unless_error
 from mlxcel_nb.net.links.dial import Dialler
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.pool.backoff import UNSEEN_AFTER, Backoff
@@ -43,8 +42,6 @@ from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
 
 log = get_logger("net.pool")
-
-Message = dict[str, Any]
 
 ANSWER_S = 5.0
 """A request is answered within this, a retry on a fresh connection included."""
@@ -99,7 +96,7 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._peers: dict[str, Peer] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._answers: dict[str, asyncio.Future[Message]] = {}
+        self._questions = Questions()
         self._closed = False
         self.membership = Membership(self._loop.time())
         self._beat_due = self._loop.time()
@@ -156,12 +153,9 @@ class Pool:
         what = f"an answer to {message.get('type')!r}"
         try:
             async with asyncio.timeout(within_s):
-                answer = await self._ask(peer, message)
+                return unless_error(await self._ask(peer, message))
         except TimeoutError:
             raise StepTimeout(f"waited {within_s:g} s for {what}", node=node_id) from None
-        if answer.get("type") == "error" and isinstance(answer.get("error"), dict):
-            raise errors.from_dict(answer["error"])
-        return answer
 
     def info(self) -> dict[str, dict[str, Any]]:
         """Each peer as plain data: its state, and the path to it."""
@@ -194,9 +188,7 @@ class Pool:
             peer.cancel()
             for link in list(peer.links):
                 link.close("node stops")
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(PeerLost("this node stops"))
+        self._questions.fail(PeerLost("this node stops"))
         await asyncio.gather(*keepers, return_exceptions=True)
 
     # -- requests ---------------------------------------------------------------------------------
@@ -227,11 +219,7 @@ class Pool:
 
     async def _ask_on(self, link: ControlLink, message: Message) -> Message | None:
         """The answer over `link`, or None when the link has ended or shows no life."""
-        request_id = uuid.uuid4().hex
-        answer: asyncio.Future[Message] = self._loop.create_future()
-        self._answers[request_id] = answer
-        try:
-            link.send({**message, "id": request_id})
+        with self._questions.ask(link, message) as answer:
             while link.open:
                 asked = self._loop.time()
                 link.nudge()
@@ -240,9 +228,7 @@ class Pool:
                     return answer.result()
                 if link.heard_at < asked:
                     return None
-            return None
-        finally:
-            del self._answers[request_id]
+        return None
 
     async def _connected(self, peer: Peer) -> ControlLink:
         """The peer's connection, as soon as there is one; a few attempts are made for it."""
@@ -331,7 +317,6 @@ class Pool:
     # -- what links say ---------------------------------------------------------------------------
 
     def _message(self, link: ControlLink, message: Message) -> None:
-        answer = self._answers.get(str(message.get("id")))
         if message.get("type") == "heartbeat":
             progress, busy = message.get("progress"), message.get("busy")
             self._tell(
@@ -342,10 +327,7 @@ class Pool:
                     busy=busy is True,
                 )
             )
-        elif answer is not None and message.get("type") in ("reply", "error"):
-            if not answer.done():
-                answer.set_result(message)
-        else:
+        elif not self._questions.take(link, message):
             self._on_message(link, message)
 
     def _state(self, link: ControlLink, state: str, reason: str) -> None:
