@@ -13,6 +13,7 @@ from benchmarks.sides.meeting import by_dialling, by_ports
 BULK = 64 << 20
 SMALL = 8 << 10
 TRIPS = 1000
+MEMORY = "shared-memory"
 RUN_S = 120.0
 
 
@@ -27,11 +28,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                     "benchmarks.sides.link_end",
                     2,
                     [kind],
-                    by_dialling if kind == "ours" else by_ports,
+                    by_dialling if kind in ("ours", MEMORY) else by_ports,
                     deadline_s=RUN_S,
                 )
             )
-            for kind in ("ours", "tls", "plain")
+            for kind in ("ours", MEMORY, "tls", "plain")
         }
         bulk = [
             {kind: side.run(what="bulk", size=BULK, count=3)["gb_s"] for kind, side in sides.items()}
@@ -40,6 +41,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         figures = [
             _row("64 MiB, one way, GB/s", bulk, "ours", "tls", at_least=2.5),
             _row("64 MiB, one way, GB/s", bulk, "ours", "plain", at_least=0.65),
+            _row("64 MiB, one way, GB/s", bulk, MEMORY, "tls"),
         ]
         for how, limit in (("as commonly used", 0.4), ("polling", 0.8)):
             order = {"what": "round_trip", "size": SMALL, "count": TRIPS, "poll": how == "polling"}
@@ -47,14 +49,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             figures += [
                 _row(f"8 KiB and back, us, {how}", trips, "ours", "tls", at_most=limit),
                 _row(f"8 KiB and back, us, {how}", trips, "ours", "plain"),
+                _row(f"8 KiB and back, us, {how}", trips, MEMORY, "tls", at_most=limit),
             ]
         about = {kind: side.sides[0].about for kind, side in sides.items()}
     return {
-        "what": "a link over loopback: ours, encrypted, TLS 1.3 through Python's ssl, and plain sockets",
+        "what": "a link on one host: ours, encrypted, over TCP and in shared memory, TLS 1.3 through Python's ssl, and"
+        " plain sockets",
         "rounds": rounds,
         "pinned": "nothing; each end a process",
         "as_commonly_used": "ours polls for 150 us before it blocks; TLS and plain sockets block",
-        "polling": "all three never block",
+        "polling": "none of them ever blocks",
         "ours": f"{about['ours']['suite']}, frames of 512 KiB",
         "tls": f"{about['tls']['version']} {about['tls']['cipher']}, {about['tls']['openssl']}",
         "figures": figures,
@@ -65,8 +69,9 @@ def _row(figure: str, rounds: list[dict[str, float]], first: str, second: str, *
     ratios = [values[first] / values[second] for values in rounds]
     return {
         "figure": figure,
+        "of": "ours over TCP" if first == "ours" else "ours in shared memory",
         "against": second,
-        "ours": statistics.median(values[first] for values in rounds),
+        "value": statistics.median(values[first] for values in rounds),
         "theirs": statistics.median(values[second] for values in rounds),
         "ratio": statistics.median(ratios),
         "low": min(ratios),

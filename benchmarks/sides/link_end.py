@@ -1,8 +1,8 @@
-"""One end of a connection over loopback: ours, TLS 1.3 through `ssl`, or a plain socket. Rank 0 measures.
+"""One end of a link on one host: ours, over TCP or in shared memory, TLS 1.3 through `ssl`, or a plain socket.
 
     python -m benchmarks.sides.link_end RANK 2 KIND
 
-All three keep their buffers from one transfer to the next, and have TCP_NODELAY.
+Rank 0 measures. All of them keep their buffers from one transfer to the next, and have TCP_NODELAY.
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ class End(ABC):
 class Ours(End):
     """An encrypted hot link."""
 
+    shared_memory = False
+
     def __init__(self, rank: int) -> None:
-        self._link: HotLink = hot_links(rank, 2, spin=True)[1 - rank]
+        self._link: HotLink = hot_links(rank, 2, spin=True, shared_memory=self.shared_memory)[1 - rank]
         self._sent = self._received = 0
         self.about = {"suite": self._link.link.suite_name}
 
@@ -91,6 +93,12 @@ class Ours(End):
         got = self._link.recv_tensor(Tag(1, self._received, 0), deadline=time.monotonic() + WAIT_S).data
         assert len(got) == size
         return got
+
+
+class InMemory(Ours):
+    """An encrypted hot link that has moved to shared memory, as those between engines of one host do."""
+
+    shared_memory = True
 
 
 class Plain(End):
@@ -182,7 +190,7 @@ def certify(context: ssl.SSLContext) -> None:
 
 
 def main(rank: int, kind: str) -> None:
-    kinds: dict[str, Callable[[int], End]] = {"ours": Ours, "tls": Tls, "plain": Plain}
+    kinds: dict[str, Callable[[int], End]] = {"ours": Ours, "shared-memory": InMemory, "tls": Tls, "plain": Plain}
     end = kinds[kind](rank)
 
     def run(what: str, **order: Any) -> dict[str, Any]:
