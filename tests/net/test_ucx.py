@@ -77,7 +77,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[End, End]]:
     yield a, b
     a.close()
     b.close()
-    assert descriptors() == before
+    assert descriptors() <= before  # what other tests left to the collector may go meanwhile
 
 
 def carry(a: End, b: End, data: bytes) -> bytes:

@@ -64,12 +64,16 @@ class Line:
         self._frame_since: float | None = None
         self.watched_until = 0.0  # when a wait on this link last ended
         self._broken: MlxcelError | None = None
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<hot link to {self.node} at {self.host}>"
 
     def close(self, reason: str = "") -> None:
-        """Say goodbye if the socket takes it, and close. By the owner."""
+        """Say goodbye if the socket takes it, and close; twice is once. By the owner."""
+        if self._closed:
+            return
+        self._closed = True
         with contextlib.suppress(OSError, MlxcelError):
             if self._broken is None:
                 self.pump_out(None)
