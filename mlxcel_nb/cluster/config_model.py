@@ -103,11 +103,6 @@ class ClusterConfig:
     def spares(self) -> tuple[NodeEntry, ...]:
         return tuple(entry for entry in self.nodes if entry.spare)
 
-    @property
-    def on_one_host(self) -> bool:
-        """Whether every node listens on a loopback address."""
-        return all(entry.address.is_loopback for entry in self.nodes)
-
     def others(self, node_id: str) -> Iterator[NodeEntry]:
         """All nodes but the one of this id."""
         return (entry for entry in self.nodes if entry.id != node_id)

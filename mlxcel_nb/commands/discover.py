@@ -7,6 +7,7 @@ import concurrent.futures
 import json
 import time
 
+from mlxcel_nb.cluster.config import DEFAULT_CLUSTER
 from mlxcel_nb.cluster.names import new_incarnation, visitor_id
 from mlxcel_nb.cluster.secret import Secrets, read_secret_file, resolve_secrets
 from mlxcel_nb.commands.dispatch import Context
@@ -15,7 +16,7 @@ from mlxcel_nb.display.network import discovered_view
 from mlxcel_nb.display.view import View, note
 from mlxcel_nb.errors import ClusterError, SecretError, StepTimeout
 from mlxcel_nb.net.discovery import beacons as discovery
-from mlxcel_nb.net.measuring.ping import CLUSTER, VISITOR_ROLE
+from mlxcel_nb.net.measuring.ping import VISITOR_ROLE
 from mlxcel_nb.util.loop import LoopThread
 
 SLACK_S = 10.0
@@ -66,7 +67,7 @@ def _whose(args: argparse.Namespace, session: Session) -> tuple[str, Secrets]:
     secrets = resolve_secrets(file=args.secret_file, previous_file=args.previous_secret_file)
     if secrets is None:
         raise SecretError("no cluster secret was given", advice="Use --secret-file, or MLXCEL_CLUSTER_SECRET_FILE.")
-    return args.cluster or CLUSTER, secrets
+    return args.cluster or DEFAULT_CLUSTER, secrets
 
 
 def _is_private(args: argparse.Namespace, session: Session) -> bool:

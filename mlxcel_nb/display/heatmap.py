@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlxcel_nb.display.view import DIM, FG, FONT, INDENT, LINE, TABULAR, View, stack, table
-from mlxcel_nb.net.measuring.mesh import HERE, Mesh, Pair, rate_text, summary, trip_text, warnings
+from mlxcel_nb.net.measuring.mesh import HERE, Mesh, Pair, summary, warnings
+from mlxcel_nb.util.units import rate_text, trip_text
 from mlxcel_nb.wire.fields import printable
 
 BARS = "▁▃▅▆▇"

@@ -26,6 +26,23 @@ def ms_text(seconds: float | None) -> str | None:
     return None if seconds is None else f"{seconds * 1e3:.3f} ms"
 
 
+def rate_text(bytes_per_s: float) -> str:
+    """A rate as links are sold, in bits: 941 Mbit/s."""
+    bits = 8 * bytes_per_s
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits >= size:
+            return f"{figure(bits / size)} {unit}"
+    return f"{bits:.0f} bit/s"
+
+
+def trip_text(seconds: float) -> str:
+    """A round trip with three digits that count: 84.1 µs, 2.31 ms."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{figure(seconds / size)} {unit}"
+    return f"{figure(seconds * 1e6)} µs"
+
+
 def figure(value: float) -> str:
     """A number with three digits that count, and never an exponent: 0.213, 21.3, 2130."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

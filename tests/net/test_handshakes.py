@@ -115,12 +115,21 @@ def test_a_server_that_does_not_know_the_secret_is_told_apart_too():
     run(case())
 
 
-def test_an_old_secret_is_let_in_while_it_is_named():
+def test_an_old_secret_is_let_in_while_it_is_named_and_whoever_comes_with_it_is_told_of(caplog):
     """Case 50."""
 
     async def case():
-        async with listening(secrets=(OTHER_SECRET, SECRET)) as (_, address, _links):
-            (await dial(identity("client"), SECRET, address)).close()
+        async with listening(secrets=(OTHER_SECRET, SECRET)) as (listener, address, links):
+            for _ in range(3):
+                (await dial(identity("client"), SECRET, address)).close()
+                await links.get()
+            assert listener.counts["established"] == listener.counts["older-secret"] == 3
+            assert [record.message for record in caplog.records] == [
+                "client (host 127.0.0.1) comes with the older secret"
+            ]
+            (await dial(identity("client"), OTHER_SECRET, address)).close()
+            await links.get()
+            assert listener.counts["older-secret"] == 3
 
     run(case())
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlxcel_nb.cluster.places import Interface, Place
 from mlxcel_nb.errors import WireError
-from mlxcel_nb.net.measuring.mesh import HERE, Mesh, Pair, rate_text, summary, trip_text, warnings
+from mlxcel_nb.net.measuring.mesh import HERE, Mesh, Pair, summary, warnings
 from mlxcel_nb.net.measuring.pair import Measured
 
 GIGABIT = 117e6  # bytes a second, as a gigabit link carries them
@@ -158,19 +158,6 @@ def test_whatever_was_measured_is_judged_and_is_json(drawn: list[Measured | str]
     assert len(set(told(found))) == len(slow)
     assert len(summary(found, slow)) <= len(slow)
     assert json.loads(json.dumps(found.to_dict()))["nodes"] == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [(GIGABIT, "936 Mbit/s"), (1.25e9, "10 Gbit/s"), (1.2499e8, "1000 Mbit/s"), (125.0, "1 kbit/s"), (1, "8 bit/s")],
-)
-def test_rates_are_in_bits_as_links_are_sold(rate: float, text: str) -> None:
-    assert rate_text(rate) == text
-
-
-@pytest.mark.parametrize(("trip", "text"), [(84.12e-6, "84.1 µs"), (2.313e-3, "2.31 ms"), (1.5, "1.5 s")])
-def test_round_trips_have_three_digits(trip: float, text: str) -> None:
-    assert trip_text(trip) == text
 
 
 @pytest.mark.parametrize(

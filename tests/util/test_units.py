@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxcel_nb.util.units import bytes_text, figure, ms_text
+from mlxcel_nb.util.units import bytes_text, figure, ms_text, rate_text, trip_text
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,16 @@ def test_figures_have_three_digits_and_no_exponent() -> None:
 
 def test_round_trips_line_up() -> None:
     assert [ms_text(x) for x in (0.000_05, 1.5, None)] == ["0.050 ms", "1500.000 ms", None]
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(117e6, "936 Mbit/s"), (1.25e9, "10 Gbit/s"), (1.2499e8, "1000 Mbit/s"), (125.0, "1 kbit/s"), (1, "8 bit/s")],
+)
+def test_rates_are_in_bits_as_links_are_sold(rate: float, text: str) -> None:
+    assert rate_text(rate) == text
+
+
+@pytest.mark.parametrize(("trip", "text"), [(84.12e-6, "84.1 µs"), (2.313e-3, "2.31 ms"), (1.5, "1.5 s")])
+def test_round_trips_have_three_digits(trip: float, text: str) -> None:
+    assert trip_text(trip) == text

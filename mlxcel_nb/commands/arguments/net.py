@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlxcel_nb.cluster.config import DEFAULT_CLUSTER
 from mlxcel_nb.commands.arguments import shared
 from mlxcel_nb.commands.parser import Kind, Tree, Where
 from mlxcel_nb.wire import hello
@@ -61,7 +62,9 @@ def _peer(leaf: Tree) -> None:
     shared.secret_file(leaf, "the cluster secret both sides share")
     older = "an older secret that is still good while it is replaced"
     leaf.add("--previous-secret-file", metavar="FILE", completes=Kind.PATH, help=older)
-    leaf.add("--cluster", metavar="NAME", default="mlxcel", help="name of the cluster (default mlxcel)")
+    leaf.add(
+        "--cluster", metavar="NAME", default=DEFAULT_CLUSTER, help=f"name of the cluster (default {DEFAULT_CLUSTER})"
+    )
     leaf.add("--node-id", metavar="ID", help="what this side calls itself (default: made up)")
     leaf.add("--suite", choices=SUITES, default=SUITES[0], help="cipher suite (default aes-256-gcm)")
     slower = "send as over a link like this one, as in 5ms,1Gbit: one-way latency, rate, loss"

@@ -275,7 +275,11 @@ class Listener:
             self.admission.leave(guest)
             raise
         self.counts["established"] += 1
-        self._complaints.forget(ip)
+        if handshake.secret_index:
+            # Whoever replaces the secret wants to know who has not been told yet.
+            self._complain(ip, "older-secret", f"{peer.node_id} (host {ip}) comes with the older secret")
+        else:
+            self._complaints.forget(ip)
         guest.settle(link)
         link.at_end(lambda: self._left(guest))
         return link

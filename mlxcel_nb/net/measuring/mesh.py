@@ -15,6 +15,7 @@ from mlxcel_nb.cluster.paths import TITLES, routes
 from mlxcel_nb.cluster.places import LOOPBACK, PREFERENCE, VPN, WIFI, Interface, Place
 from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.net.measuring.pair import Measured
+from mlxcel_nb.util.units import rate_text, trip_text
 
 HERE = "here"
 """The row of whoever asked: a notebook's kernel, or a shell."""
@@ -241,20 +242,3 @@ def _limit(mesh: Mesh, pair: Pair, measured: Measured) -> str | None:
         if end.kind in (WIFI, VPN):
             return f"{end.name} of {node} is {TITLES[end.kind]}: use a cable, or bring the two closer together."
     return None
-
-
-def rate_text(bytes_per_s: float) -> str:
-    """A rate as links are sold, in bits: 941 Mbit/s."""
-    bits = 8 * bytes_per_s
-    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if bits >= size:
-            return f"{bits / size:.3g} {unit}" if bits / size < 999.5 else f"{bits / size:.0f} {unit}"
-    return f"{bits:.0f} bit/s"
-
-
-def trip_text(seconds: float) -> str:
-    """A round trip with three digits that count: 84.1 µs, 2.31 ms."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"

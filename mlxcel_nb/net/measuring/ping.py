@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address, parse_address
+from mlxcel_nb.cluster.config_keys import DEFAULT_CLUSTER
 from mlxcel_nb.cluster.names import check_given_name, listener_id, new_incarnation, visitor_id
 from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.cluster.shape import LinkShape, Shapes
@@ -25,11 +26,9 @@ from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.net.links.link import Link, PeerInfo
 from mlxcel_nb.net.links.listener import MISMATCHES, Listener
+from mlxcel_nb.util.units import rate_text, trip_text
 from mlxcel_nb.wire.frames import MAX_FILLER, MAX_FRAMES, PING_BYTES
 from mlxcel_nb.wire.hello import SUITES, Identity, suite_number
-
-CLUSTER = "mlxcel"
-"""Name of a cluster nobody named."""
 
 COUNT = 10
 SIZE = 64
@@ -103,14 +102,14 @@ class PingReport:
         versions = ", ".join(f"{name} {version}" for name, version in sorted(peer.versions.items()))
         extremes = (min(self.round_trips_s), self.median_s, max(self.round_trips_s))
         count = len(self.round_trips_s)
-        trips = " / ".join(_time(seconds) for seconds in extremes)
+        trips = " / ".join(trip_text(seconds) for seconds in extremes)
         found = [
             f"{peer.node_id} ({peer.role}) of cluster {self.cluster} at {peer.where}{listens}",
             f"versions: {versions or 'not told'}",
-            f"{self.cipher}, connected in {_time(self.connect_s)}"
+            f"{self.cipher}, connected in {trip_text(self.connect_s)}"
             + (f", this side shaped to {self.shape}" if self.shape else ""),
             f"{count} ping{'s' if count > 1 else ''} of {self.size} bytes: {trips} (least, median, most)"
-            + (f", {_rate(self.bytes_per_s)}" if self.size else ""),
+            + (f", {rate_text(self.bytes_per_s)}" if self.size else ""),
         ]
         differing = peer.version_differences()
         if differing:
@@ -165,7 +164,7 @@ async def listen(
     bind: str,
     secrets: Secrets,
     *,
-    cluster: str = CLUSTER,
+    cluster: str = DEFAULT_CLUSTER,
     node_id: str | None = None,
     suite: str = SUITES[1],
     rekey_every: int | None = None,
@@ -223,7 +222,7 @@ async def ping(
     address: str | Address,
     secrets: Secrets,
     *,
-    cluster: str = CLUSTER,
+    cluster: str = DEFAULT_CLUSTER,
     node_id: str | None = None,
     suite: str = SUITES[1],
     rekey_every: int | None = None,
@@ -298,16 +297,3 @@ def _check_rekey(rekey_every: int | None) -> None:
 
 def _drop(*_: object) -> None:
     """Takes whatever a handler is given; a visitor has no use for it."""
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
-
-
-def _rate(bytes_per_s: float) -> str:
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if bytes_per_s >= size:
-            return f"{bytes_per_s / size:.2f} {unit}"
-    return f"{bytes_per_s:.0f} B/s"
