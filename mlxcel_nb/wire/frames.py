@@ -11,7 +11,7 @@ still checked here, contents by the codecs above. After any error an `Opener` op
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,14 +59,13 @@ MAX_FILLER = 1 << 20
 MAX_UNANSWERED_PINGS = 8
 CREDIT_BYTES = 4
 
-READ_BYTES = 256 << 10
-"""What is asked of a socket at once, unless a larger frame has begun."""
-
 ALIGNMENT = 64
 """Where a copy of a payload begins, and where what is added up begins, is a multiple of this. Copying between addresses
 that differ, modulo a page, by fewer bytes than a register holds is 15 times slower on some processors."""
 
-_FIRST_BUFFER = 64 << 10
+FIRST_BUFFER = 64 << 10
+"""What a buffer has at first; most frames are smaller."""
+
 _HEAD = struct.Struct("!BI")
 _CIPHERS: dict[int, type[AESGCM | ChaCha20Poly1305]] = {1: AESGCM, 2: ChaCha20Poly1305}
 _REKEY = Kind.REKEY
@@ -134,8 +133,8 @@ class Sealer(_Direction):
         super().__init__(keys, suite)
         self._rekey_every = rekey_every
         self._closed = False
-        self._plain = memoryview(bytearray(_FIRST_BUFFER))
-        self._out = memoryview(bytearray(_FIRST_BUFFER))
+        self._plain = memoryview(bytearray(FIRST_BUFFER))
+        self._out = memoryview(bytearray(FIRST_BUFFER))
 
     def seal(self, kind: Kind, channel: int, *parts: ReadableBuffer) -> memoryview:
         """One frame whose payload is `parts` joined, with a rekey frame in front of it when one is due.
@@ -191,9 +190,9 @@ class Sealer(_Direction):
         begin = start + LENGTH_BYTES
         end = begin + size + TAG_BYTES
         if size + ALIGNMENT > len(self._plain):
-            self._plain = memoryview(bytearray(_room(size + ALIGNMENT)))
+            self._plain = memoryview(bytearray(room_for(size + ALIGNMENT)))
         if end > len(self._out):
-            grown = memoryview(bytearray(_room(end)))
+            grown = memoryview(bytearray(room_for(end)))
             grown[:start] = self._out[:start]
             self._out = grown
         out = self._out
@@ -221,7 +220,7 @@ class Opener(_Direction):
         self.closed = False
         """Whether the peer's close frame has been opened: the only clean end of a stream."""
         self._failed = False
-        self._plain = memoryview(bytearray(_FIRST_BUFFER))
+        self._plain = memoryview(bytearray(FIRST_BUFFER))
 
     def frame_length(self, header: ReadableBuffer) -> int:
         """How many bytes follow the four of `header`; checked before anybody allocates them."""
@@ -254,7 +253,7 @@ class Opener(_Direction):
             raise self._fail("the peer did not replace its keys in time")
         if into is None:
             if size > len(self._plain):
-                self._plain = memoryview(bytearray(_room(size)))
+                self._plain = memoryview(bytearray(room_for(size)))
             into = self._plain[:size]
         nonce = (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
         try:
@@ -284,107 +283,6 @@ class Opener(_Direction):
     def _fail(self, what: str) -> FrameError:
         self._failed = True
         return FrameError(f"the peer sent {what}" if what.startswith("a ") else what)
-
-
-class FrameReader:
-    """Cuts a byte stream into frames, however the bytes arrive.
-
-    Feed it, or without a copy receive into `get_buffer` and say `received`. Space grows with what has arrived.
-    """
-
-    def __init__(self, opener: Opener, leftover: bytes = b"") -> None:
-        self.opener = opener
-        self._buffer = memoryview(bytearray(_FIRST_BUFFER))
-        self._start = 0
-        self._end = 0
-        self.total = 0
-        """Bytes received so far; other threads may look at it for a sign of life."""
-        if leftover:
-            self.feed(leftover)
-
-    def feed(self, data: ReadableBuffer) -> None:
-        view = memoryview(data)
-        self.get_buffer(len(view))[: len(view)] = view
-        self.received(len(view))
-
-    def get_buffer(self, size: int = 1) -> memoryview:
-        """Room for at least `size` bytes behind those that wait."""
-        waiting = self._end - self._start
-        if waiting == 0:
-            self._start = self._end = 0
-        if len(self._buffer) - self._end < size:
-            old = self._buffer[self._start : self._end]
-            if len(self._buffer) - waiting < max(size, len(self._buffer) // 2):
-                self._buffer = memoryview(bytearray(_room(max(waiting + size, 2 * len(self._buffer)))))
-            self._buffer[:waiting] = old
-            self._start, self._end = 0, waiting
-        return self._buffer[self._end :]
-
-    def room(self) -> memoryview:
-        """Where to receive next: no further than the header behind a large frame that has begun, so that nothing of
-        what follows has to be moved to the front of the buffer.
-        """
-        waiting = self._end - self._start
-        size = READ_BYTES
-        if waiting > LENGTH_BYTES:
-            size = min(self.missing + LENGTH_BYTES, max(READ_BYTES, 2 * waiting))
-        return self.get_buffer(size)[:size]
-
-    def received(self, count: int) -> None:
-        """`count` bytes have been written to the front of `get_buffer`'s view."""
-        self._end += count
-        self.total += count
-
-    def frames(self) -> Iterator[Frame]:
-        """Every whole frame that has arrived; each one's payload is valid until the next is taken."""
-        while (frame := self.next_frame()) is not None:
-            yield frame
-
-    def next_frame(self) -> Frame | None:
-        """The next whole frame, or None until more bytes arrive. Rekey frames are dealt with, not returned."""
-        while (plain := self.next_plain()) is not None:
-            frame = self.opener.frame(plain)
-            if frame.kind is not _REKEY:
-                return frame
-        return None
-
-    def next_plain(self, landing: Callable[[int], memoryview | None] | None = None) -> memoryview | None:
-        """The next whole frame's plaintext, for a caller that gives it to the opener's `frame` unless it knows better.
-
-        Args:
-            landing: asked where a plaintext of so many bytes shall go; None leaves it to the opener.
-        """
-        begin = self._start + LENGTH_BYTES
-        if begin > self._end:
-            return None
-        header = self._buffer[self._start : begin]
-        length = self.opener.frame_length(header)
-        end = begin + length
-        if end > self._end:
-            return None
-        self._start = end
-        into = landing(length - TAG_BYTES) if landing is not None else None
-        return self.opener.decrypt(header, self._buffer[begin:end], into)
-
-    @property
-    def missing(self) -> int:
-        """Bytes still needed before the next header or frame is whole; 0 when a frame is ready."""
-        waiting = self._end - self._start
-        if waiting < LENGTH_BYTES:
-            return LENGTH_BYTES - waiting
-        length = self.opener.frame_length(self._buffer[self._start : self._start + LENGTH_BYTES])
-        return max(0, LENGTH_BYTES + length - waiting)
-
-    @property
-    def bytes_pending(self) -> int:
-        """Bytes that wait for the rest of their frame; while there are any, the rest is due within 10 s."""
-        return self._end - self._start
-
-    def receive_eof(self) -> None:
-        """The stream ended: an error unless the peer's close frame was the last thing in it."""
-        if not self.opener.closed:
-            within = "within a frame" if self.bytes_pending else "without a close frame"
-            raise FrameError(f"the connection ended {within}")
 
 
 def frame_head(kind: Kind, channel: int) -> bytes:
@@ -420,6 +318,6 @@ def bytes_of(part: ReadableBuffer) -> memoryview:
         return memoryview(view.tobytes())
 
 
-def _room(size: int) -> int:
+def room_for(size: int) -> int:
     """The next power of two: a few reallocations, then none."""
     return 1 << (size - 1).bit_length()

@@ -11,7 +11,8 @@ from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.net.hot.tag import Tag
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.credits import INITIAL, ReceiveCredits, SendCredits
-from mlxcel_nb.wire.frames import MAX_FRAMES, Frame, FrameReader, Kind, Opener, close_reason, credit_count
+from mlxcel_nb.wire.frame_reader import FrameReader
+from mlxcel_nb.wire.frames import MAX_FRAMES, Frame, Kind, Opener, close_reason, credit_count
 from mlxcel_nb.wire.keys import DirectionKeys
 from mlxcel_nb.wire.tensors import Assembler
 from tests.fuzz.arrays import TENSOR_LIMIT, tensor_frames

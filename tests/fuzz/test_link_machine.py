@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mlxcel_nb.errors import FrameError
 from mlxcel_nb.wire.credits import INITIAL, ReceiveCredits, SendCredits
-from mlxcel_nb.wire.frames import FrameReader, Kind, Opener, Sealer, credit_count
+from mlxcel_nb.wire.frame_reader import FrameReader
+from mlxcel_nb.wire.frames import Kind, Opener, Sealer, credit_count
 from tests.fuzz.streams import FIRST
 
 COUNTED = {Kind.TENSOR, Kind.KV, Kind.STREAM}

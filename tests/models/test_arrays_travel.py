@@ -18,7 +18,8 @@ from mlxcel_nb.models.arrays import as_bytes, from_bytes, wire_name
 from mlxcel_nb.models.cache_state import Landings, describe, restore
 from mlxcel_nb.net.hot.tag import Tag
 from mlxcel_nb.wire.dtypes import DTYPES
-from mlxcel_nb.wire.frames import FrameReader, Kind, Opener, Sealer
+from mlxcel_nb.wire.frame_reader import FrameReader
+from mlxcel_nb.wire.frames import Kind, Opener, Sealer
 from mlxcel_nb.wire.keys import DirectionKeys
 from mlxcel_nb.wire.kv import Layout, Range, Transfer
 from mlxcel_nb.wire.kv_assembler import Complete, KVAssembler

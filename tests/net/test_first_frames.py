@@ -6,7 +6,8 @@ import pytest
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.wire import messages
-from mlxcel_nb.wire.frames import FrameReader, Kind, Opener, Sealer, close_reason
+from mlxcel_nb.wire.frame_reader import FrameReader
+from mlxcel_nb.wire.frames import Kind, Opener, Sealer, close_reason
 from mlxcel_nb.wire.handshake import ClientHandshake
 from tests.net.helpers import (
     SECRET,

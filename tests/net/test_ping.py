@@ -28,7 +28,8 @@ from mlxcel_nb.net.measuring import ping as ping_module
 from mlxcel_nb.net.measuring.ping import listen, ping
 from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages
-from mlxcel_nb.wire.frames import MAX_FILLER, FrameReader, Kind, Opener, Sealer
+from mlxcel_nb.wire.frame_reader import FrameReader
+from mlxcel_nb.wire.frames import MAX_FILLER, Kind, Opener, Sealer
 from mlxcel_nb.wire.handshake import ClientHandshake, Established
 from mlxcel_nb.wire.hello import HEADER, MAGIC
 from tests.net.helpers import OTHER_SECRET, SECRET, identity, listening, raw_connection, run, shake_hands

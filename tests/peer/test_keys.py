@@ -13,6 +13,7 @@ import pytest
 
 from mlxcel_nb.errors import FrameError
 from mlxcel_nb.wire import frames
+from mlxcel_nb.wire.frame_reader import FrameReader
 from mlxcel_nb.wire.frames import Kind, Opener, Sealer
 from mlxcel_nb.wire.keys import DirectionKeys
 from mlxcel_nb.wire.mould import Mould
@@ -71,7 +72,7 @@ def test_at_debug_neither_command_prints_a_secret_or_a_key(
 
 
 def test_what_holds_keys_shows_none() -> None:
-    held = [KEYS, Sealer(KEYS, 1), Opener(KEYS, 1), frames.FrameReader(Opener(KEYS, 1))]
+    held = [KEYS, Sealer(KEYS, 1), Opener(KEYS, 1), FrameReader(Opener(KEYS, 1))]
     for one, value in itertools.product(held, (KEYS.key, KEYS.iv)):
         assert value.hex() not in repr(one) and repr(value) not in repr(one)
 

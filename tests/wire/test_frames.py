@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from mlxcel_nb.errors import FrameError, WireError
 from mlxcel_nb.wire import frames
+from mlxcel_nb.wire.frame_reader import FrameReader
 from mlxcel_nb.wire.frames import (
     MAX_FILLER,
     MAX_LENGTH,
     MAX_PAYLOAD,
     MIN_LENGTH,
     Frame,
-    FrameReader,
     Kind,
     Opener,
     Sealer,

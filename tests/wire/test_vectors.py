@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mlxcel_nb.wire import beacon, tensors
-from mlxcel_nb.wire.frames import FrameReader, Kind, Opener, Sealer
+from mlxcel_nb.wire.frame_reader import FrameReader
+from mlxcel_nb.wire.frames import Kind, Opener, Sealer
 from mlxcel_nb.wire.handshake import State
 from mlxcel_nb.wire.keys import auth_key, beacon_key
 from mlxcel_nb.wire.sealed import SealedBox, seal_secret

@@ -19,7 +19,8 @@ from mlxcel_nb.errors import WireError
 from mlxcel_nb.net.further.offer import FurtherStream, Offer, Unavailable
 from mlxcel_nb.net.hot.hot_link import HotLink
 from mlxcel_nb.net.hot.interrupt import Interrupt
-from mlxcel_nb.wire.frames import PING_BYTES, FrameReader, Kind, Opener, Sealer
+from mlxcel_nb.wire.frame_reader import FrameReader
+from mlxcel_nb.wire.frames import PING_BYTES, Kind, Opener, Sealer
 from mlxcel_nb.wire.hello import suite_number
 
 TRIAL_S = 2.0

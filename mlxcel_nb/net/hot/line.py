@@ -26,17 +26,8 @@ from mlxcel_nb.net.links.stream import Stream
 from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages, tensors
 from mlxcel_nb.wire.credits import SendCredits
-from mlxcel_nb.wire.frames import (
-    LENGTH_BYTES,
-    MAX_UNANSWERED_PINGS,
-    READ_BYTES,
-    Frame,
-    FrameReader,
-    Kind,
-    Sealer,
-    close_reason,
-    credit_count,
-)
+from mlxcel_nb.wire.frame_reader import READ_BYTES, FrameReader
+from mlxcel_nb.wire.frames import LENGTH_BYTES, MAX_UNANSWERED_PINGS, Frame, Kind, Sealer, close_reason, credit_count
 from mlxcel_nb.wire.mould import Mould
 
 if TYPE_CHECKING:

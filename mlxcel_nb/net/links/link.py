@@ -21,7 +21,8 @@ from mlxcel_nb.cluster.transports import TCP_BIT
 from mlxcel_nb.errors import HandshakeError
 from mlxcel_nb.net.links.addresses import normal_ip
 from mlxcel_nb.util.versions import local_versions
-from mlxcel_nb.wire.frames import FrameReader, Sealer
+from mlxcel_nb.wire.frame_reader import FrameReader
+from mlxcel_nb.wire.frames import Sealer
 from mlxcel_nb.wire.handshake import Hello
 from mlxcel_nb.wire.keys import DirectionKeys
 

@@ -16,7 +16,8 @@ from mlxcel_nb.cluster.shape import LinkShape, Shapes
 from mlxcel_nb.errors import HandshakeError, WireError
 from mlxcel_nb.net.links.link import Link, PeerInfo, first_message, peer_address, read_first_message
 from mlxcel_nb.wire import messages
-from mlxcel_nb.wire.frames import Frame, FrameReader, Kind, Opener, Sealer, close_reason
+from mlxcel_nb.wire.frame_reader import FrameReader
+from mlxcel_nb.wire.frames import Frame, Kind, Opener, Sealer, close_reason
 from mlxcel_nb.wire.handshake import Established
 from mlxcel_nb.wire.hello import remote, suite_name
 
