@@ -3,8 +3,10 @@
 A transfer moves a cache, or a range of its heads, of one request from one node to another, layer by layer and each
 layer in pieces, while the sender may still be computing the rest:
 
-    sender    begin, then for each layer in any order: layer, its pieces in any order; then end.  abandon instead, at
-    any time receiver  ack once all of it is there and agrees.  refuse instead, at any time
+    sender    begin, then for each layer in any order: layer, its pieces in any order; then end
+              abandon instead, at any time
+    receiver  ack once all of it is there and agrees
+              refuse instead, at any time
 
 Each message says in full what it belongs to:
 

@@ -70,10 +70,12 @@ class KVAssembler:
     """Puts the transfers of one connection together.
 
     Args:
-        model: hash of the model that is loaded here. layers: those that this node holds. limit: bytes of caches that
-        may be on their way at once, decoded. epoch: of the plan in force; `advance` moves on. place: given transfer,
-        layer, index of the array and its shape, the memory for all of it; called once for each array, when
-            its first piece is here and has been checked. Fresh memory where not given.
+        model: hash of the model that is loaded here.
+        layers: those that this node holds.
+        limit: bytes of caches that may be on their way at once, decoded.
+        epoch: of the plan in force; `advance` moves on.
+        place: given transfer, layer, index of the array and its shape, the memory for all of it; called once for each
+            array, when its first piece is here and has been checked. Fresh memory where not given.
         suits: looks at a layer before its pieces come; a text says why this node cannot keep such a one.
     """
 
@@ -155,10 +157,7 @@ class KVAssembler:
             return Abandoned(partial.transfer, code, detail)
         else:
             raise WireError(f"a kv {header.type.name.lower()} message to the receiver of a transfer")
-        if not partial.complete:
-            return None
-        del self._open[header.number]
-        return Complete(partial.transfer, partial.arrived(), kv.encode_ack(partial.transfer, partial.counts))
+        return self._finished(partial)
 
     def _begin(self, header: KVHeader, body: memoryview) -> Refusal | None:
         layers, nbytes = kv.decode_begin(body)
@@ -187,9 +186,13 @@ class KVAssembler:
             why = self._suits(partial.transfer, header.layer, header.layout, specs, scalars)
             if why is not None:
                 return self.refuse(partial.transfer, Why.LAYOUT, why)
+        return self._finished(partial)
+
+    def _finished(self, partial: _Partial) -> Complete | None:
+        """The transfer handed over, if that was all of it."""
         if not partial.complete:
             return None
-        del self._open[header.number]
+        del self._open[partial.transfer.number]
         return Complete(partial.transfer, partial.arrived(), kv.encode_ack(partial.transfer, partial.counts))
 
 

@@ -112,7 +112,7 @@ class Established:
     prk: bytes = field(repr=False)
 
     def path_keys(self, path: int) -> tuple[DirectionKeys, DirectionKeys]:
-        """Send and receive keys of a further path (stripe, RDMA) between the same two, 0 to 255."""
+        """Send and receive keys of a further path between the same two, 1 to 255: see docs/wire.md."""
         return split_keys(self.prk, is_client=self.is_client, path=path)
 
 

@@ -22,7 +22,6 @@ from mlxcel_nb.net.links.opening import open_link
 from mlxcel_nb.net.links.sockets import connect, offline
 from mlxcel_nb.util import times
 from mlxcel_nb.wire.handshake import ClientHandshake, Identity, RejectCode, State
-from mlxcel_nb.wire.hello import MAX_MESSAGE
 
 TRIES = 4
 """Attempts at a listener that closes before it says anything: it is crowded, or another program."""
@@ -210,7 +209,7 @@ class _Attempt:
             while handshake.state is not State.ESTABLISHED:
                 if data := handshake.data_to_send():
                     await loop.sock_sendall(sock, data)
-                if received := await loop.sock_recv(sock, MAX_MESSAGE):
+                if received := await loop.sock_recv(sock, handshake.room):
                     handshake.receive_data(received)
                 else:
                     ended = True

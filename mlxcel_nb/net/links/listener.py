@@ -37,11 +37,12 @@ from mlxcel_nb.net.links.guest import Guest, any_alive
 from mlxcel_nb.net.links.known_names import KnownNames
 from mlxcel_nb.net.links.link import Link, peer_address
 from mlxcel_nb.net.links.opening import open_link
-from mlxcel_nb.net.links.pending import BUFFER_BYTES, PendingPool
+from mlxcel_nb.net.links.pending import PendingPool
 from mlxcel_nb.net.links.sockets import bind_range, tune
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger, trail
 from mlxcel_nb.wire.handshake import Identity, RejectCode, ServerHandshake, State, VerdictCode, encode_reject
+from mlxcel_nb.wire.hello import MAX_MESSAGE
 
 log = get_logger("net.listener")
 
@@ -243,7 +244,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         due = loop.time() + times.HANDSHAKE_S
         async with asyncio.timeout_at(due):
-            first = await loop.sock_recv(sock, BUFFER_BYTES)
+            first = await loop.sock_recv(sock, MAX_MESSAGE)
         # Keys are made for those who say something: most of a flood never does.
         handshake = ServerHandshake(self._own(), self._secrets, where=f"host {ip}")
         try:
@@ -287,20 +288,17 @@ class Listener:
     async def _until_proof(self, sock: socket.socket, handshake: ServerHandshake, received: bytes) -> None:
         """Hear the client out, `received` being what it said first."""
         loop = asyncio.get_running_loop()
-        room, state = BUFFER_BYTES, handshake.state
         while True:
             if not received:
                 handshake.receive_eof()
             handshake.receive_data(received)
-            room -= len(received)
-            if handshake.state is not state:
-                room, state = BUFFER_BYTES, handshake.state
+            if handshake.state is not State.AWAITING_CLIENT_HELLO:
                 self._pool.hello_received(sock)
             if data := handshake.data_to_send():
                 await loop.sock_sendall(sock, data)
             if handshake.state is State.AWAITING_VERDICT:
                 return
-            received = await loop.sock_recv(sock, room)
+            received = await loop.sock_recv(sock, handshake.room)
 
     async def _judge(self, sock: socket.socket, handshake: ServerHandshake, ip: str) -> Guest:
         """Give the verdict; raises what was refused."""
@@ -374,5 +372,5 @@ def _close_politely(sock: socket.socket) -> None:
     """Close so that what was sent last arrives: unread input would turn the end into a reset."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)
-        sock.recv(BUFFER_BYTES)
+        sock.recv(MAX_MESSAGE)
     sock.close()

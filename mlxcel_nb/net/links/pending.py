@@ -19,9 +19,6 @@ POOL_SIZE = 64
 PER_ADDRESS = 8
 """Half-open connections from one address that is neither loopback nor configured."""
 
-BUFFER_BYTES = 1033
-"""Unparsed bytes of one connection: the largest message of the handshake, header included."""
-
 
 @functools.lru_cache(1024)
 def _is_loopback(ip: str) -> bool:
