@@ -66,9 +66,12 @@ class Weights:
         self._target = target
         self.cuts: dict[str, Cut] = {}
         self.warnings: list[str] = []
-        self._shapes = {name: tuple(array.shape) for name, array in named_arrays(model)}
         self._entries = entries
         self._sources = _sanitised(model, entries)
+        # Now, since a model may drop its head when the files have none (RecurrentGemma).
+        self._shapes = {name: tuple(array.shape) for name, array in named_arrays(model)}
+        if skeleton is not None:
+            skeleton.look()
         if skeleton is not None and skeleton.tied:
             for name in [n for n in self._sources if n.startswith("lm_head.") and n not in self._shapes]:
                 del self._sources[name]
@@ -93,7 +96,7 @@ class Weights:
         """How a weight is quantised in the files, or None."""
         path, _, leaf = name.rpartition(".")
         scales = self._sources.get(f"{path}.scales")
-        if leaf != "weight" or scales is None:
+        if leaf != "weight" or scales is None or f"{path}.scales" in self._shapes:  # its own arithmetic has them
             return None
         weight, full = self._sources[name], self._shapes[name]
         if weight.shape[:-1] != full[:-1] or scales.shape[:-1] != full[:-1]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mlxcel_nb.models.catalogue.entry import Draw
 
-ONES = re.compile(r"(norm\w*|(^|\.)ln\w*|_ln)\.weight$|(^|\.)(D|norm_f\.weight|gamma)$")
+ONES = re.compile(r"(norm\w*|(^|\.)ln\w*|_ln)(\.\d+)?\.weight$|(^|\.)(D|norm_f\.weight|gamma)$")
 """Factors, which lie near one."""
 
 EMBEDDINGS = re.compile(r"(^|\.)(embed\w*|wte|wpe|word_embeddings|tok_embeddings|\w*embedding\w*)\.weight$")

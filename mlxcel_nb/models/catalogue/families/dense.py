@@ -142,7 +142,7 @@ ENTRIES = [
         sized("apertus", mlp_bias=False, attention_bias=False, post_norm=False, qk_norm=True,
               tie_word_embeddings=False, rope_scaling=LLAMA3),
         ("xIELU with learned figures", "feed-forward without gate", "norms of q and k per head", "llama3 rope scaling"),
-        draws=((r"alpha_[np]$|\.beta$|\.eps$", 0.5, 0.05),),
+        draws=((r"alpha_[np]$|\.beta$", 0.5, 0.05), (r"\.eps$", -1e-6, 0.0)),
     ),
     Entry(
         "ernie4_5",
