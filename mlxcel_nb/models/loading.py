@@ -1,6 +1,6 @@
 """Loads one rank's part of a model: only its slices leave the disk, and only its share stays in memory.
 
-The model is mlx-lm's own, built lazily; `stages` and `shard` say what of it this rank keeps, and every weight that is
+The model is mlx-lm's own, built lazily; `stages` and `sharding` say what of it this rank keeps, and every weight that is
 kept is read, cut, converted and put in place, layer by layer, each after asking whether it fits. A weight that no
 file provides is an error: nothing is ever left as it was initialised. For the MLX thread.
 """
@@ -19,13 +19,14 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.errors import ConfigError, ModelError, OutOfMemory
-from mlxcel_nb.models import architecture, quantisation, shard, stages
+from mlxcel_nb.models import architecture, quantisation, sharding, stages
 from mlxcel_nb.models.memory import MemoryRoom, room
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
 from mlxcel_nb.models.slices import SliceReader
 from mlxcel_nb.models.weights import Weights
 from mlxcel_nb.plan.part import Part, whole
+from mlxcel_nb.plan.shards import check_tp
 from mlxcel_nb.util.units import bytes_text
 
 __all__ = ["LoadProgress", "LoadedPart", "Part", "give_back", "load_part", "whole"]
@@ -57,7 +58,7 @@ def load_part(
     part: Part,
     *,
     dtype: str = "auto",
-    all_reduce: shard.AllReduce | None = None,
+    all_reduce: sharding.AllReduce | None = None,
     progress: Callable[[LoadProgress], None] | None = None,
     check: Callable[[], None] | None = None,
     memory: Callable[[], MemoryRoom] = room,
@@ -94,14 +95,12 @@ def load_part(
         raise ConfigError(f"the model has {len(model.layers)} layers, not {part.n_layers}")
     stages.check_stages(skeleton, architecture.module_name(config), part)
     weights = Weights(model, skeleton, entries, quantisation.settings(config), target=_target(dtype))
-    layer_paths = []
+    check_tp(config, part.tp_size)
+    tensor_plan = sharding.plan(model, config, part, groups=weights.group)
+    weights.cuts = tensor_plan.cuts
+    sharding.apply(model, tensor_plan)
     if skeleton is not None:
         stages.prune(skeleton, part)
-        layer_paths = [skeleton.layer_path(i) for i in range(*part.layers)]
-    elif part.tp_size > 1:
-        raise ConfigError(f"no tensor plan for model type {config['model_type']}", advice="Ask for one rank (tp 1).")
-    weights.cuts = shard.plan_cuts(model, layer_paths, config, part)
-    shard.apply_counts(model, layer_paths, config, part)
 
     blocks = _blocks(model, skeleton, part)
     sizes = [sum(weights.size(name) for name in block.names) for block in blocks]
@@ -121,7 +120,7 @@ def load_part(
     finally:
         mx.set_cache_limit(limit)
     switches = stages.Switches()
-    shard.join_ranks(model, layer_paths, part, all_reduce)
+    sharding.join(model, tensor_plan, all_reduce)
     if skeleton is not None:
         stages.join(skeleton, part, switches)
     give_back()
@@ -133,7 +132,7 @@ def load_part(
         vocab_size=_number(config, "vocab_size"),
         dtype=weights.activations(blocks[-1].names),
         planned_bytes=sum(sizes),
-        warnings=[*_of_code(config), *weights.warnings],
+        warnings=[*_of_code(config), *weights.warnings, *tensor_plan.remarks()],
     )
 
 

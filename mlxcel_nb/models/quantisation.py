@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,3 +81,24 @@ def of_weight(
     if mode is None:
         raise ModelError(f"{path}: no quantisation mode has {bits} bits in groups of {group_size}")
     return Quantisation(group_size, bits, mode)
+
+
+def group_sizes(config: Mapping[str, Any], model: Any) -> Callable[[str], int]:
+    """What the config says of each weight's quantisation group: path of a module -> its group size, 1 without.
+
+    The files may hold more than it says, so whoever has them asks them; this is for a model that has none yet.
+    """
+    table = settings(config)
+    default = table.get("group_size")
+    modules = dict(model.named_modules())
+
+    def group(path: str) -> int:
+        entry = table.get(path)
+        size = entry.get("group_size", default) if isinstance(entry, Mapping) else default
+        module = modules.get(path)
+        weight = getattr(module, "weight", None) if hasattr(module, "to_quantized") else None
+        if weight is None or entry is False or not isinstance(size, int) or weight.shape[-1] % size:
+            return 1
+        return size
+
+    return group

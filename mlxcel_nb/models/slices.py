@@ -6,8 +6,9 @@ MLX thread.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ import numpy as np
 from mlxcel_nb.errors import ModelError
 from mlxcel_nb.models.safetensors_index import TensorEntry
 from mlxcel_nb.plan.elements import ITEM_SIZE
+from mlxcel_nb.plan.shards import Range
 
 KINDS = {
     "F32": (mx.float32, mx.float32),
@@ -40,6 +42,9 @@ KINDS = {
 BLOCK = 4 << 20
 """Bytes read at once where columns are picked out of whole rows."""
 
+LONG = 1 << 16
+"""Bytes that are worth a read of their own, rather than picked out of all that lies between them."""
+
 
 class SliceReader:
     """Open weight files, until the `with` block ends.
@@ -60,8 +65,8 @@ class SliceReader:
             os.close(descriptor)
         self._files.clear()
 
-    def read(self, entry: TensorEntry, axis: int = 0, start: int = 0, stop: int | None = None) -> Any:
-        """`entry[start:stop]` along `axis` (0, or the last axis of a matrix) as an MLX array of the file's own dtype.
+    def read(self, entry: TensorEntry, axis: int = 0, ranges: Sequence[Range] | None = None) -> Any:
+        """The `ranges` of `entry` along `axis`, one after the other, as an MLX array of the file's own dtype.
 
         Raises:
             ModelError: the file ends early, cannot be read, or holds a dtype MLX does not have.
@@ -70,29 +75,42 @@ class SliceReader:
             raise ModelError(f"{entry.file.name}: MLX has no dtype {entry.dtype}")
         storage, dtype = KINDS[entry.dtype]
         shape = list(entry.shape)
-        if shape:
-            stop = shape[axis] if stop is None else stop
-            shape[axis] = stop - start
+        if shape and ranges is not None:
+            shape[axis] = sum(stop - start for start, stop in ranges)
         array = mx.zeros(shape, storage)
         mx.eval(array)
         view = np.array(array, copy=False)
         if view.size:
-            if axis == 0 or shape == list(entry.shape):
-                row = view.nbytes // max(1, shape[0]) if shape else 0
-                self._fill(entry, entry.begin + start * row, view.reshape(-1).view(np.uint8))
+            if shape == list(entry.shape):
+                self._fill(entry, entry.begin, view.reshape(-1).view(np.uint8))
             else:
-                self._columns(entry, start, stop or 0, view)
+                self._rectangle(entry, axis, ranges or (), view)
         del view
         return array if storage == dtype else array.view(dtype)
 
-    def _columns(self, entry: TensorEntry, start: int, stop: int, view: Any) -> None:
-        rows, columns = entry.shape
-        row = columns * ITEM_SIZE[entry.dtype]
-        block = np.empty((max(1, min(rows, BLOCK // row)), columns), view.dtype)
-        for top in range(0, rows, len(block)):
-            part = block[: min(len(block), rows - top)]
-            self._fill(entry, entry.begin + top * row, part.reshape(-1).view(np.uint8))
-            view[top : top + len(part)] = part[:, start:stop]
+    def _rectangle(self, entry: TensorEntry, axis: int, ranges: Sequence[Range], view: Any) -> None:
+        """Fill `view` with runs that lie together in the file, or with columns picked out of whole rows."""
+        outer, length = math.prod(entry.shape[:axis]), entry.shape[axis]
+        run = math.prod(entry.shape[axis + 1 :]) * ITEM_SIZE[entry.dtype]  # bytes of one element along the axis
+        target = view.reshape(outer, -1).view(np.uint8)
+        if outer == 1 or run * length > BLOCK or min(stop - start for start, stop in ranges) * run >= LONG:
+            for row in range(outer):
+                done = 0
+                for start, stop in ranges:
+                    size = (stop - start) * run
+                    offset = entry.begin + (row * length + start) * run
+                    self._fill(entry, offset, target[row, done : done + size])
+                    done += size
+            return
+        block = np.empty((max(1, min(outer, BLOCK // (length * run))), length * run), np.uint8)
+        for top in range(0, outer, len(block)):
+            part = block[: min(len(block), outer - top)]
+            self._fill(entry, entry.begin + top * length * run, part.reshape(-1))
+            done = 0
+            for start, stop in ranges:
+                size = (stop - start) * run
+                target[top : top + len(part), done : done + size] = part[:, start * run : stop * run]
+                done += size
 
     def _fill(self, entry: TensorEntry, offset: int, target: Any) -> None:
         name = str(entry.file)

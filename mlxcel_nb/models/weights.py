@@ -16,9 +16,10 @@ import mlx.core as mx
 from mlxcel_nb.errors import ConfigError, ModelError
 from mlxcel_nb.models.quantisation import Quantisation, of_weight
 from mlxcel_nb.models.safetensors_index import TensorEntry
-from mlxcel_nb.models.shard import Cut
 from mlxcel_nb.models.slices import KINDS, SliceReader
 from mlxcel_nb.models.stages import Skeleton, named_arrays
+from mlxcel_nb.plan.cuts import Cut
+from mlxcel_nb.plan.shards import Range
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,15 @@ class Weights:
             raise ModelError(f"tensor {path}.biases is in none of the model's files", advice="Get the model again.")
         return packing
 
+    def group(self, path: str) -> int:
+        """The quantisation group of the weight of the module at `path`, 1 where it is not packed."""
+        packing = self._packing(f"{path}.weight") if f"{path}.weight" in self._shapes else None
+        return packing.group_size if packing else 1
+
     def _cut_shape(self, name: str) -> tuple[int, ...]:
         """Shape of a weight's share, in features rather than packed words."""
-        shape = list(self._shapes[name])
-        path, _, leaf = name.rpartition(".")
-        cut = self.cuts.get(path)
-        if cut is not None and not (leaf == "bias" and cut.axis == 1):
-            shape[cut.axis] = cut.stop - cut.start
-        return tuple(shape)
+        whole = self._shapes[name]
+        return self.cuts[name].shape(whole) if name in self.cuts else whole
 
     def size(self, name: str) -> int:
         """Bytes the share of `name` takes once it is in place."""
@@ -203,18 +205,16 @@ class Weights:
         """The rank's share of one tensor as it lies in the files."""
         source = self._sources[name]
         path, _, leaf = name.rpartition(".")
-        cut = self.cuts.get(path)
-        if cut is None or (leaf == "bias" and cut.axis == 1):
+        cut = self.cuts.get(f"{path}.weight" if packing is not None else name)
+        if cut is None:
             return reader.read(source.entry) if source.entry else source.array
-        start, stop = cut.start, cut.stop
-        if packing is not None and cut.axis == 1:
-            if start % packing.group_size or stop % packing.group_size:
-                raise ConfigError(f"{path}: columns {start} to {stop} cut a quantisation group of {packing.group_size}")
-            scale = packing.bits / 32 if leaf == "weight" else 1 / packing.group_size
-            start, stop = round(start * scale), round(stop * scale)
+        ranges = cut.ranges
+        if packing is not None and cut.axis == source.array.ndim - 1:
+            ranges = _packed(path, leaf, ranges, packing)
         if source.entry:
-            return reader.read(source.entry, cut.axis, start, stop)
-        return mx.contiguous(source.array[start:stop] if cut.axis == 0 else source.array[:, start:stop])
+            return reader.read(source.entry, cut.axis, ranges)
+        parts = [source.array[(slice(None),) * cut.axis + (slice(start, stop),)] for start, stop in ranges]
+        return mx.contiguous(parts[0]) if len(parts) == 1 else mx.concatenate(parts, cut.axis)
 
     def compare_tied_head(self, reader: SliceReader) -> None:
         """Warn when the files hold a head of their own although the config ties it to the embedding."""
@@ -229,6 +229,16 @@ class Weights:
             )
 
 
+def _packed(path: str, leaf: str, ranges: tuple[Range, ...], packing: Quantisation) -> tuple[Range, ...]:
+    """Columns of a quantised weight, counted in features, as words of it or as its groups."""
+    for start, stop in ranges:
+        if start % packing.group_size or stop % packing.group_size:
+            raise ConfigError(f"{path}: columns {start} to {stop} cut a quantisation group of {packing.group_size}")
+    if leaf == "weight":
+        return tuple((start * packing.bits // 32, stop * packing.bits // 32) for start, stop in ranges)
+    return tuple((start // packing.group_size, stop // packing.group_size) for start, stop in ranges)
+
+
 def _equal(one: TensorEntry, other: TensorEntry, reader: SliceReader) -> bool:
     """Whether two tensors hold the same bytes, a few MiB at a time."""
     if one.shape != other.shape or one.dtype != other.dtype:
@@ -237,7 +247,7 @@ def _equal(one: TensorEntry, other: TensorEntry, reader: SliceReader) -> bool:
     step = max(1, (4 << 20) * rows // max(1, one.end - one.begin))
     for top in range(0, rows, step):
         bottom = min(rows, top + step)
-        if not mx.array_equal(reader.read(one, 0, top, bottom), reader.read(other, 0, top, bottom)).item():
+        if not mx.array_equal(reader.read(one, 0, [(top, bottom)]), reader.read(other, 0, [(top, bottom)])).item():
             return False
     return True
 

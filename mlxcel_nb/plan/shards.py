@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +158,14 @@ def layer_shape(config: Mapping[str, Any]) -> LayerShape:
     )
 
 
+def head_group(groups: Iterable[int]) -> int:
+    """One group for all products that attention ends with: the least common multiple of theirs.
+
+    Layers that share keys and values must be cut alike, whatever each is quantised to.
+    """
+    return math.lcm(1, *groups)
+
+
 def _group(config: Mapping[str, Any], name: str) -> int:
     """Least common multiple of the quantisation groups modules called `name` have: the default and its overrides."""
     table = config.get("quantization") or config.get("quantization_config")
@@ -169,23 +177,19 @@ def _group(config: Mapping[str, Any], name: str) -> int:
 
 
 def check_tp(config: Mapping[str, Any], tp: int) -> None:
-    """Refuse a tensor parallel size before an engine starts or a weight is read.
+    """Refuse more tensor ranks than there are query heads, before an engine starts or a weight is read.
+
+    Below that every size works: what cannot be cut for it is computed whole on every rank.
 
     Raises:
         ConfigError: naming heads, kv-heads, the size, and the sizes that work.
     """
-    if tp == 1:
-        return
-    shape = layer_shape(config)
-    if not shape.ffn:
+    text = config.get("text_config")
+    source = {**config, **(text if isinstance(text, Mapping) else {})}
+    heads = source.get("num_attention_heads")
+    if isinstance(heads, int) and not isinstance(heads, bool) and tp > max(1, heads):
+        kv_heads = source.get("num_key_value_heads") or heads
         raise ConfigError(
-            f"no tensor plan yet for the experts of model type {config.get('model_type')}",
-            advice="Use pipeline stages (pp) instead.",
-        )
-    split_heads(shape.heads, shape.kv_heads, tp, shape.head_unit)
-    ffn_units = -(-shape.ffn // shape.down_group)
-    if tp > ffn_units:
-        raise ConfigError(
-            f"tensor parallel size {tp} does not work for {shape.ffn} feed-forward units cut by {shape.down_group}",
-            advice=f"Sizes that work: 1-{ffn_units}.",
+            f"tensor parallel size {tp} does not work for {heads} heads and {kv_heads} kv-heads",
+            advice=f"Sizes that work: 1-{heads}.",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from mlx import nn
 
-from mlxcel_nb.errors import ConfigError, ModelError
+from mlxcel_nb.errors import ModelError
 from mlxcel_nb.models.loading import load_part
 from mlxcel_nb.models.part import Part
 from tests.models.mesh import assert_equal, run_mesh
@@ -100,9 +101,14 @@ def test_a_layer_of_another_kind_that_the_config_does_not_name_is_read_by_its_sh
     assert_equal(run_mesh(folder, PROMPT, steps=8), from_mlx_lm(folder, PROMPT, 8))
 
 
-def test_ranks_that_would_cut_a_quantisation_group_are_refused_with_the_sizes_that_work(packed: Path) -> None:
-    with pytest.raises(ConfigError, match=r"size 4 .* 8 heads and 2 kv-heads.*Sizes that work: 1-2"):
-        load_part(packed, Part((0, 5), 5, 0, 1, 0, 4), all_reduce=lambda x: x)
+def test_what_would_cut_a_quantisation_group_is_computed_whole_on_every_rank_and_it_says_so(packed: Path) -> None:
+    reference = run_mesh(packed, PROMPT, steps=8)[0]
+    runs = run_mesh(packed, PROMPT, tp=4, steps=8)
+    assert_equal(runs, reference)
+    for run in runs:
+        (remark,) = run.warnings
+        assert re.search(r"attention is computed whole on every tensor rank: .*4 .* 8 heads and 2 kv-heads", remark)
+        assert modules_of(run.parts[0])["model.layers.0.self_attn.q_proj"].weight.shape == (64, 64)
 
 
 def test_an_unknown_mode_is_an_error(tmp_path: Path, packed: Path) -> None:

@@ -27,10 +27,10 @@ def test_rows_columns_and_the_whole_of_every_dtype(tmp_path: Path, dtype: mx.Dty
         assert reader.read(entries["x"]).dtype == dtype
         for axis, start, stop in [(0, 0, 37), (0, 5, 9), (0, 36, 37), (1, 0, 24), (1, 7, 8), (1, 3, 24), (0, 4, 4)]:
             expected = array[start:stop] if axis == 0 else array[:, start:stop]
-            found = reader.read(entries["x"], axis, start, stop)
+            found = reader.read(entries["x"], axis, [(start, stop)])
             assert found.shape == expected.shape
             assert mx.array_equal(found, expected).item()
-        assert mx.array_equal(reader.read(entries["v"], 0, 2, 9), array[0, 2:9]).item()
+        assert mx.array_equal(reader.read(entries["v"], 0, [(2, 9)]), array[0, 2:9]).item()
         assert mx.array_equal(reader.read(entries["s"]), array[0, 0]).item()
 
 
@@ -41,7 +41,7 @@ def test_columns_are_picked_block_by_block(tmp_path: Path, monkeypatch: pytest.M
     for block in (1, 24 * 7, 24 * 1000):
         monkeypatch.setattr(slices, "BLOCK", block)
         with SliceReader() as reader:
-            assert mx.array_equal(reader.read(entry, 1, 2, 5), array[:, 2:5]).item()
+            assert mx.array_equal(reader.read(entry, 1, [(2, 5)]), array[:, 2:5]).item()
 
 
 def test_files_are_closed_and_an_absent_one_is_named(tmp_path: Path) -> None:

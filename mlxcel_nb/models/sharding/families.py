@@ -1,0 +1,75 @@
+"""Which rule fits which module: by its class where a family needs one of its own, else by what its parts are called.
+
+Read-only tables; for any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mlxcel_nb.models.sharding import attention, feed_forward, latent
+from mlxcel_nb.models.sharding.attention import OUTPUTS, QUERIES
+from mlxcel_nb.models.sharding.block import Block, Whole
+from mlxcel_nb.models.sharding.feed_forward import DOWN, FUSED, UP, name_of
+
+Rule = Callable[[Block], None]
+
+MIXTURES = frozenset({
+    "Klear.KlearSparseMoeBlock", "afmoe.AfmoeMoE", "bailing_hybrid.SparseMoeBlock",
+    "bailing_moe.BailingMoeSparseMoeBlock", "bailing_moe_linear.SparseMoeBlock", "bailing_moe_v3.BailingSparseMoE",
+    "dbrx.SparseMoeBlock", "deepseek.DeepseekMoE", "deepseek_v2.DeepseekV2MoE", "deepseek_v3.DeepseekV3MoE",
+    "deepseek_v32.DeepseekV32MoE", "deepseek_v41.MoE", "dots1.Dots1MoE", "ernie4_5_moe.Ernie4_5_MoeMLP",
+    "exaone_moe.MoE", "glm4_moe.MoE", "glm4_moe_lite.Glm4MoeLiteMoE", "gpt_oss.MLPBlock",
+    "granitemoe.GraniteMoeMoE", "granitemoehybrid.GraniteMoeHybridMoE", "hunyuan.MoeBlock",
+    "jamba.JambaSparseMoeBlock", "kimi_linear.KimiSparseMoE", "laguna.MoE", "lfm2_moe.Lfm2MoeSparseMoeBlock",
+    "llama4.MoE", "mellum.MellumSparseMoeBlock", "mimo_v2_flash.MoE", "minimax.MiniMaxSparseMoeBlock",
+    "minimax_m3_vl.SparseMoeBlock", "mistral4.Mistral4MoE", "mixtral.MixtralSparseMoeBlock",
+    "nemotron_h.NemotronHMoE", "olmoe.OlmoeSparseMoeBlock", "phimoe.PhiMoESparseMoeBlock", "phixtral.MOE",
+    "qwen2_moe.Qwen2MoeSparseMoeBlock", "qwen3_moe.Qwen3MoeSparseMoeBlock", "qwen3_next.Qwen3NextSparseMoeBlock",
+    "step3p5.Step3p5MoE",
+})  # fmt: skip
+"""Mixtures whose output is a weighted sum of their experts' and shared experts': one sum over the ranks does for all.
+In others (a norm or the input itself comes after the sum) the experts' own outputs are added up."""
+
+
+def rule(module: Any) -> tuple[str, Rule] | None:
+    """What kind of block `module` is and how it is cut; None for what is no block of its own."""
+    name = name_of(module)
+    if name in OWN:
+        return OWN[name]
+    parts = set(module)
+    kind = {cls.__name__ for cls in type(module).__mro__}
+    if kind & {"SwitchGLU", "SwitchMLP"}:
+        return "experts", feed_forward.experts
+    if "kv_a_proj_with_mqa" in parts:
+        return "latent attention", latent.latent_attention
+    if parts & set(QUERIES) and parts & set(OUTPUTS) and not parts & UNLIKE:
+        return "attention", attention.attention
+    file = name.partition(".")[0]
+    if attention.FUSED.get(file) in parts and parts & set(OUTPUTS):
+        return "attention", attention.fused_attention
+    if parts & set(DOWN) and parts & {*UP, *FUSED, "w2"}:
+        return "feed-forward", feed_forward.feed_forward
+    return None
+
+
+UNLIKE = frozenset({"q_conv1d", "q_conv", "key_conv", "conv1d", "g_norm", "r_proj", "kv_proj", "b_proj", "indexer"})
+"""Parts that make something else of a module with a q_proj and an o_proj."""
+
+
+def stays_whole(why: str) -> Rule:
+    """A rule for what is better not cut."""
+
+    def rule(block: Block) -> None:
+        raise Whole(f"{why}, as {name_of(block.module)} does")
+
+    return rule
+
+
+OWN: dict[str, tuple[str, Rule]] = {
+    "exaone.AttentionModule": ("attention", stays_whole("it takes the width of its output from its input")),
+    "iquestloopcoder.LoopGateProjection": ("gates of heads", attention.loop_gate),
+    "plamo.Attention": ("attention", attention.tiled_attention),
+}
+"""Classes with a rule of their own."""
