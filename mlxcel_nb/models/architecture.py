@@ -62,7 +62,11 @@ def read_config(folder: Path, *, allow_code: bool = False) -> dict[str, Any]:
     Raises:
         ModelError: absent, malformed, or asking for Python code of the folder's own that is not allowed.
     """
-    file = folder / "config.json"
+    return read_config_file(folder / "config.json", allow_code=allow_code)
+
+
+def read_config_file(file: Path, *, allow_code: bool = False) -> dict[str, Any]:
+    """The same from a config of any name, whose folder need not hold anything else."""
     try:
         config = json.loads(file.read_bytes())
     except OSError as error:
@@ -73,7 +77,7 @@ def read_config(folder: Path, *, allow_code: bool = False) -> dict[str, Any]:
         raise ModelError(f"{file} is not JSON") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelError(f"{file} names no model_type")
-    refuse_code(folder, config, allow_code=allow_code)
+    refuse_code(file.parent, config, allow_code=allow_code)
     return config
 
 

@@ -1,0 +1,245 @@
+"""What a model is made of, found without its weights: bytes, products and caches of each layer on each rank.
+
+The model is built as a node builds it, pruned and cut by the very code that loads it, and asked for shapes. Caches are
+mlx-lm's own: the model runs over a few tokens as a lazy graph that nobody evaluates, so a 400 GB model costs no memory
+here. Sizes come from the files where there are some, else from config.json. For the MLX thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.models import architecture, quantisation, sharding, stages
+from mlxcel_nb.models.imagined import Imagined, drop_tied_head
+from mlxcel_nb.models.looking import Look
+from mlxcel_nb.models.safetensors_index import TensorEntry
+from mlxcel_nb.models.stages import named_arrays
+from mlxcel_nb.models.weights import Weights
+from mlxcel_nb.plan.facts import Ends, LayerFacts, ModelFacts, RankFacts
+from mlxcel_nb.plan.part import Part, whole
+from mlxcel_nb.plan.shards import check_tp
+
+CONTEXTS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "model_max_length",
+)
+HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
+
+
+class _Built(NamedTuple):
+    """The whole model, as it is before anything is pruned or cut."""
+
+    model: Any
+    skeleton: Any
+    weights: Weights
+
+
+@dataclass
+class _Source:
+    """What to build, again and again."""
+
+    config: dict[str, Any]
+    folder: Path | None
+    entries: Mapping[str, TensorEntry]
+    target: mx.Dtype | None
+    chunk: int
+    n_layers: int = 0
+
+    def build(self) -> _Built:
+        model = architecture.build(copy.deepcopy(self.config), self.folder)
+        if not self.entries:
+            drop_tied_head(model, self.config)
+        self.n_layers = len(model.layers)
+        skeleton = stages.find_skeleton(model, self.n_layers)
+        weights: Weights
+        if self.entries:
+            table = quantisation.settings(self.config)
+            weights = Weights(model, skeleton, self.entries, table, target=self.target)
+        else:
+            weights = Imagined(model, skeleton, self.config, target=self.target)
+        return _Built(model, skeleton, weights)
+
+
+def gather(
+    config: dict[str, Any],
+    *,
+    name: str,
+    folder: Path | None = None,
+    entries: Mapping[str, TensorEntry] | None = None,
+    dtype: str = "native",
+    ranks: int = 1,
+    chunk: int = 256,
+) -> ModelFacts:
+    """Look at the model of `config`.
+
+    Args:
+        entries: the tensors of its files, if there are some.
+        dtype: as for loading, "auto" excepted.
+        ranks: tensor parallel sizes up to this one are tried.
+        chunk: tokens of a prompt that are read at once.
+
+    Raises:
+        ModelError: an architecture or a config that cannot be built.
+    """
+    target = None if dtype == "native" else getattr(mx, dtype)
+    source = _Source(config, folder, entries or {}, target, chunk)
+    built = source.build()
+    held, unstaged = _held(source, built.skeleton)
+    found: dict[int, tuple[RankFacts, ...]] = {}
+    refused: dict[int, ConfigError] = {}
+    seen: dict[Any, Look] = {}
+    activations = getattr(mx, built.weights.activations(tuple(dict(named_arrays(built.model)))))
+    for tp in range(1, ranks + 1):
+        try:
+            found[tp] = tuple(_rank(source, _part(source, tp, number), held, seen, activations) for number in range(tp))
+        except ConfigError as error:
+            refused[tp] = error
+    look = next(iter(seen.values()))
+    vocab = number_of(config, "vocab_size")
+    return ModelFacts(
+        name=name,
+        model_type=str(config["model_type"]),
+        context=number_of(config, *CONTEXTS),
+        dtype=str(activations).rpartition(".")[2],
+        itemsize=activations.size,
+        width=look.width or vocab,
+        vocab=vocab,
+        heads=number_of(config, *HEADS),
+        chunk=chunk,
+        ranks=found,
+        refused=refused,
+        unstaged=unstaged,
+        quantised=_packed(config) if target is None else "",
+        notes=(),
+    )
+
+
+def as_converted(config: dict[str, Any], bits: int) -> dict[str, Any]:
+    """The config of the same model converted to `bits` bits a weight, in groups of 64; 16 undoes any quantisation."""
+    plain = {key: value for key, value in config.items() if key not in ("quantization", "quantization_config")}
+    if isinstance(text := plain.get("text_config"), dict):
+        plain["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
+    return plain if bits >= 16 else {**plain, "quantization": {"group_size": 64, "bits": bits, "mode": "affine"}}
+
+
+def _part(source: _Source, tp: int, number: int) -> Part:
+    return Part((0, source.n_layers), source.n_layers, 0, 1, number, tp)
+
+
+def _held(source: _Source, skeleton: Any) -> tuple[dict[tuple[str, bool], set[str]], str]:
+    """Names of weights beside the layers, by where a stage stands and whether it is rank 0; why there are no stages."""
+    n = source.n_layers
+    kinds = {"only": whole(n)}
+    unstaged = ""
+    if n > 1:
+        try:
+            stages.check_stages(skeleton, architecture.module_name(source.config), Part((0, 1), n, 0, 2))
+            kinds |= {"first": Part((0, 1), n, 0, 2), "last": Part((1, n), n, 1, 2)}
+            if n > 2:
+                kinds["middle"] = Part((1, 2), n, 1, 3)
+        except ConfigError as error:
+            unstaged = error.cause
+    held = {}
+    for kind, part in kinds.items():
+        for first in (True, False):
+            one = part if first else Part(part.layers, n, part.stage, part.n_stages, 1, 2)
+            model, own, _ = source.build()
+            paths = _paths(own)
+            if own is not None:
+                stages.prune(own, one)
+            held[kind, first] = {name for name, _ in named_arrays(model) if not name.startswith(paths)}
+    return held, unstaged
+
+
+def _paths(skeleton: Any) -> tuple[str, ...]:
+    """What the names of each layer's weights begin with."""
+    return tuple(skeleton.layer_path(i) + "." for i in range(len(skeleton.layers))) if skeleton else ()
+
+
+def _rank(
+    source: _Source,
+    part: Part,
+    held: Mapping[tuple[str, bool], set[str]],
+    seen: dict[Any, Look],
+    activations: mx.Dtype,
+) -> RankFacts:
+    """One rank's share of all layers."""
+    check_tp(source.config, part.tp_size)
+    model, skeleton, weights = source.build()
+    tensor_plan = sharding.plan(model, source.config, part, groups=weights.group)
+    weights.cuts = tensor_plan.cuts
+    sharding.apply(model, tensor_plan)
+    shapes = {name: weights._cut_shape(name) for name, _ in named_arrays(model)}
+    look = seen.get(key := tuple(shapes.items()))
+    if look is None:
+        heads = max(1, number_of(source.config, *HEADS) // part.tp_size)
+        look = seen[key] = Look(model, skeleton.layers if skeleton else [], heads=heads, chunk=source.chunk)
+        look.place(shapes, activations)
+        sharding.join(model, tensor_plan, look.all_reduce)
+        look.run()
+    names = [[name for name in shapes if name.startswith(path)] for path in _paths(skeleton)] or [list(shapes)]
+    layers = [_layer(weights, own, shapes, look, index, activations) for index, own in enumerate(names)]
+    layers += [LayerFacts(0, 0, 0)] * (source.n_layers - len(layers))
+    first = part.tp_rank == 0
+
+    def beside(kind: str) -> set[str]:
+        return held.get((kind, first), set()) & shapes.keys() if skeleton else set()
+
+    read = [name for name in beside("last") or beside("only") if first and len(shapes[name]) > 1]
+    return RankFacts(
+        layers=tuple(layers),
+        ends=Ends(*(sum(map(weights.size, beside(kind))) for kind in ("only", "first", "middle", "last"))),
+        head=sum(weights.size(name) for name in read),
+        head_products=sum(math.prod(shapes[name]) for name in read),
+    )
+
+
+def _layer(
+    weights: Weights, names: list[str], shapes: Mapping[str, tuple[int, ...]], look: Look, index: int, dtype: mx.Dtype
+) -> LayerFacts:
+    active = products = inner = 0.0
+    for name in names:
+        path, shape = name.rpartition(".")[0], shapes[name]
+        chosen = look.chosen.get(path, 1.0)
+        active += weights.size(name) * chosen
+        if len(shape) > 1:
+            products += math.prod(shape) * chosen
+            inner += math.prod(shape[:-1]) * chosen * dtype.size
+    return LayerFacts(
+        weights=sum(weights.size(name) for name in names),
+        active=round(active),
+        products=round(products),
+        inner=round(inner),
+        cache=tuple(look.caches.get(index, ())),
+        sums=tuple(look.sums.get(index, ())),
+    )
+
+
+def _tables(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The config itself, and the one it has for its text model."""
+    yield config
+    if isinstance(inner := config.get("text_config"), Mapping):
+        yield inner
+
+
+def number_of(config: Mapping[str, Any], *names: str) -> int:
+    """The first whole number that goes by one of `names`, 0 without one."""
+    found = (table.get(name) for table in _tables(config) for name in names)
+    return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), 0)
+
+
+def _packed(config: Mapping[str, Any]) -> str:
+    table = quantisation.settings(config)
+    return f"{table['bits']}-bit, groups of {table.get('group_size', 64)}" if "bits" in table else ""
