@@ -204,11 +204,11 @@ async def listen(
     )
     address = await listener.start(where.host, where.port)
     try:
+        if ready is not None:
+            ready(listener)
         echo(f"listening on {address}")
         if shape is not None:
             echo(f"what is sent is shaped: {shape.words}")
-        if ready is not None:
-            ready(listener)
         await (stop or asyncio.Event()).wait()
     finally:
         await listener.close()
