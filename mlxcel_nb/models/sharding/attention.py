@@ -7,7 +7,9 @@ ranks that share one hold it each.
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 from mlx import nn
 
 from mlxcel_nb.models.sharding.block import Block, Whole
-from mlxcel_nb.models.sharding.standins import AllReduce, SpreadNorm, become, summed
+from mlxcel_nb.models.sharding.standins import AllReduce, MaskedByHead, SpreadNorm, become, claim_width, summed
 from mlxcel_nb.plan.cuts import scaled
 from mlxcel_nb.plan.shards import HeadShare, Range
 
@@ -36,17 +38,21 @@ KEY_SIZES = ("kv_size", "kv_dim", "k_proj_dim", "v_proj_dim")
 QUERY_NORMS = ("q_norm", "query_layernorm", "q_layernorm")
 KEY_NORMS = ("k_norm", "key_layernorm", "k_layernorm")
 QUERY_WEIGHTS = ("sinks", "attention_sink_bias", "q_weight", "head_gain.head_g")
-KEY_WEIGHTS = ("k_weight",)
-"""Arrays of the attention itself with an entry for each head."""
+KEY_WEIGHTS = ("k_weight", "conv_k", "conv_v")
+"""Arrays of the attention itself with an entry for each head, along the only axis that long."""
+
+CONVOLUTIONS = ("key_conv", "value_conv")
+"""Convolutions of keys and of values, each channel its own."""
 
 GATES = ("gate_proj", "g_proj")
 """Products with outputs for each query head: a gate on what attention gives."""
 
 FUSED = {
-    "afm7": "qkv_proj", "bailing_moe": "query_key_value", "bailing_moe_linear": "query_key_value", "dbrx": "Wqkv",
-    "gpt2": "c_attn", "gpt_bigcode": "c_attn", "gpt_neox": "query_key_value", "internlm2": "wqkv",
-    "lille-130m": "qkv_proj", "openelm": "qkv_proj", "phi3": "qkv_proj", "phi3small": "query_key_value",
-    "phixtral": "Wqkv", "plamo2": "qkv_proj", "plamo3": "qkv_proj", "qwen": "c_attn", "spark2_5": "q_k_v_proj",
+    "afm7": "qkv_proj", "baichuan_m1": "W_pack", "bailing_moe": "query_key_value",
+    "bailing_moe_linear": "query_key_value", "dbrx": "Wqkv", "gpt2": "c_attn", "gpt_bigcode": "c_attn",
+    "gpt_neox": "query_key_value", "internlm2": "wqkv", "lille-130m": "qkv_proj", "openelm": "qkv_proj",
+    "phi3": "qkv_proj", "phi3small": "query_key_value", "phixtral": "Wqkv", "plamo2": "qkv_proj",
+    "plamo3": "qkv_proj", "qwen": "c_attn", "spark2_5": "q_k_v_proj",
 }  # fmt: skip
 """mlx-lm's file -> the product that gives queries, keys and values at once; what is not here stays whole."""
 
@@ -82,6 +88,8 @@ def attention(block: Block) -> None:
             raise Whole("it does not say how many heads it has")
         n_heads = block.outputs(query) // width
     n_keys = _count(block.module, KEY_COUNTS)
+    if n_keys is None and key is None:
+        raise Whole("it does not say how many keys another layer gives it")
     if n_keys is None:  # as many as queries, unless the keys have fewer rows
         n_keys = max(1, n_heads * block.outputs(key) // block.inputs(output)) if key else n_heads
     heads = _heads(block, n_heads, n_keys, block.outputs(query) // n_heads, block.inputs(output) // n_heads)
@@ -89,6 +97,19 @@ def attention(block: Block) -> None:
     for name in (key, value):
         if name is not None:
             block.rows(name, [scaled(heads.share.keys, block.outputs(name) // n_keys)], "kv-groups")
+    for name in CONVOLUTIONS:
+        if f"{name}.weight" in block.shapes:
+            block.channels(name, [scaled(heads.share.keys, block.shapes[f"{name}.weight"][0] // n_keys)])
+    _beside(block, heads)
+    _finish(block, heads, output)
+
+
+def reusing_attention(block: Block) -> None:
+    """Queries alone, for the keys and values of an earlier layer, whose count the module does not say."""
+    query, output = _products(block, QUERIES, OUTPUTS)
+    n_heads, n_keys = block.module.n_heads, block.root.args.num_kv_heads
+    heads = _heads(block, n_heads, n_keys, block.outputs(query) // n_heads, block.inputs(output) // n_heads)
+    block.rows(query, [scaled(heads.share.queries, heads.size)], "heads")
     _beside(block, heads)
     _finish(block, heads, output)
 
@@ -116,12 +137,26 @@ def fused_attention(block: Block) -> None:
         values = keys + n_keys * size
         ranges = [scaled(share.queries, size), scaled(share.keys, size, keys), scaled(share.keys, size, values)]
     block.rows(fused, ranges, "kv-groups")
+    block.whole("norm")  # of the input
+    if getattr(block.module, "block_sparse", False):
+        block.join("", partial(_masked_by_head, heads=heads))
     indices = getattr(block.at(fused), "indices", None)
     if isinstance(indices, list):  # where a product splits what it gives itself
         ends = [share.n_queries * size, (share.n_queries + share.n_keys) * size]
         block.set("indices", ends, at=fused)
     _beside(block, heads)
     _finish(block, heads, output)
+
+
+def _masked_by_head(module: Any, _: AllReduce, *, heads: Heads) -> None:
+    whole = copy.copy(module)
+    for names, count in (
+        (QUERY_COUNTS, heads.queries), (KEY_COUNTS, heads.keys), (GROUP_COUNTS, heads.queries // heads.keys),
+    ):  # fmt: skip
+        for name in names:
+            if hasattr(whole, name):
+                setattr(whole, name, count)
+    become(module, MaskedByHead, whole=whole._block_sparse_mask, queries=heads.share.queries)
 
 
 def _by_group(share: HeadShare, group: int, size: int) -> list[Range]:
@@ -163,10 +198,18 @@ def _beside(block: Block, heads: Heads) -> None:
             if block.outputs(name) % heads.queries:
                 raise Whole(f"{name} does not belong to heads")
             block.rows(name, [scaled(share.queries, block.outputs(name) // heads.queries)], "heads")
+    if getattr(block.module, "index_n_heads", None) == heads.keys and "index_q_proj.weight" in block.shapes:
+        block.rows("index_q_proj", [scaled(share.keys, block.outputs("index_q_proj") // heads.keys)], "kv-groups")
+        block.whole("index_k_proj", "index_q_norm", "index_k_norm")
+        block.set("index_n_heads", share.n_keys)
     for names, span in ((QUERY_WEIGHTS, share.queries), (KEY_WEIGHTS, share.keys)):
         for name in names:
             if name in block.shapes:
-                block.array(name, 0, [span], "heads")
+                shape = block.shapes[name]
+                total = heads.queries if names is QUERY_WEIGHTS else heads.keys
+                if total not in shape:
+                    raise Whole(f"{name} does not belong to heads")
+                block.array(name, shape.index(total), [span], "heads")
     block.whole(*(name for name in block.shapes if block.shapes[name] == ()))  # one figure for all
 
 
@@ -209,6 +252,19 @@ def _finish(block: Block, heads: Heads, output: str) -> None:
         for name in names:
             if getattr(block.module, name, None) == before:
                 block.set(name, after)
+
+
+def width_of_input(rule: Callable[[Block], None]) -> Callable[[Block], None]:
+    """For attentions that take the width of all their queries from their input: `rule`, and a narrower input."""
+
+    def narrowed(block: Block) -> None:
+        rule(block)
+        output = block.one_of(OUTPUTS)
+        assert output is not None
+        columns = block.cuts[f"{output}.weight"].size
+        block.join("", partial(claim_width, width=columns, products=[n for n in block.products() if n != output]))
+
+    return narrowed
 
 
 def tiled_attention(block: Block) -> None:

@@ -51,19 +51,30 @@ class Rank:
             what = f"{total} units in groups of {unit}" if unit > 1 else f"{total} units"
             raise Whole(f"{what} are too few for {self.size} ranks") from None
 
-    def heads(self, heads: int, kv_heads: int, head_size: int) -> HeadShare:
-        """This rank's heads, cut where the product behind them, of `head_size` columns a head, may be cut."""
-        unit = math.lcm(head_size, self.head_group) // head_size
-        try:
-            return split_heads(heads, kv_heads, self.size, unit)[self.index]
-        except ConfigError as error:
-            raise Whole(str(error).partition("; ")[0].splitlines()[0]) from None
+    def heads(self, heads: int, kv_heads: int, head_size: int, group: int | None = None) -> HeadShare:
+        """This rank's heads, cut where the product behind them, of `head_size` columns a head, may be cut.
+
+        Args:
+            group: its quantisation group; None takes `head_group`.
+        """
+        return self._shares(heads, kv_heads, head_size, group)[self.index]
 
     def is_first_holder(self, heads: int, kv_heads: int, head_size: int) -> bool:
         """No rank before this one holds this rank's kv-heads."""
-        unit = math.lcm(head_size, self.head_group) // head_size
-        shares = split_heads(heads, kv_heads, self.size, unit)
+        shares = self._shares(heads, kv_heads, head_size, None)
         return self.index == 0 or shares[self.index - 1].keys != shares[self.index].keys
+
+    def _shares(self, heads: int, kv_heads: int, head_size: int, group: int | None) -> tuple[HeadShare, ...]:
+        unit = math.lcm(head_size, self.head_group if group is None else group) // head_size
+        try:
+            return split_heads(heads, kv_heads, self.size, unit)
+        except ConfigError as error:
+            raise Whole(str(error)) from None
+
+    @staticmethod
+    def common(groups: Iterable[int]) -> int:
+        """One group for products that are cut alike."""
+        return math.lcm(1, *groups)
 
 
 @dataclass
@@ -120,15 +131,25 @@ class Block:
 
     def rows(self, name: str, ranges: Iterable[Range], how: str = "rows") -> None:
         """Cut the output features of a product, and its bias with them."""
-        self._check(name)
+        self.check_product(name)
         ranges = list(ranges)
         self.array(f"{name}.weight", len(self.shapes[f"{name}.weight"]) - 2, ranges, how)
         if f"{name}.bias" in self.shapes:
             self.array(f"{name}.bias", len(self.shapes[f"{name}.bias"]) - 1, ranges, how)
 
+    def channels(self, name: str, ranges: Iterable[Range]) -> None:
+        """Cut a convolution that works on each channel alone."""
+        ranges = list(ranges)
+        for leaf in ("weight", "bias"):
+            if f"{name}.{leaf}" in self.shapes:
+                self.array(f"{name}.{leaf}", 0, ranges, "rows")
+        for attribute in ("groups", "channels"):
+            if hasattr(self.at(name), attribute):
+                self.set(attribute, sum(stop - start for start, stop in ranges), at=name)
+
     def columns(self, name: str, ranges: Iterable[Range], how: str = "columns") -> None:
         """Cut the input features of a product, whose sum is then a part of the whole's. Rank 0 alone adds its bias."""
-        self._check(name)
+        self.check_product(name)
         axis = len(self.shapes[f"{name}.weight"]) - 1
         wanted = cut(how, axis, ranges)
         group = self.group(name)
@@ -183,7 +204,8 @@ class Block:
         if unknown:
             raise Whole(f"no rule for its {', '.join(unknown)}")
 
-    def _check(self, name: str) -> None:
+    def check_product(self, name: str) -> None:
+        """Raises `Whole` for what only looks like a matrix that can be cut."""
         module = self.at(name)
         if not is_product(module):
             raise Whole(f"{name} is a {type(module).__name__}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlxcel_nb.models.sharding import attention, feed_forward, latent
+from mlxcel_nb.models.sharding import attention, feed_forward, latent, linear_attention, state_space
 from mlxcel_nb.models.sharding.attention import OUTPUTS, QUERIES
 from mlxcel_nb.models.sharding.block import Block, Whole
 from mlxcel_nb.models.sharding.feed_forward import DOWN, FUSED, UP, name_of
@@ -54,7 +54,7 @@ def rule(module: Any) -> tuple[str, Rule] | None:
     return None
 
 
-UNLIKE = frozenset({"q_conv1d", "q_conv", "key_conv", "conv1d", "g_norm", "r_proj", "kv_proj", "b_proj", "indexer"})
+UNLIKE = frozenset({"q_conv1d", "q_conv", "conv1d", "g_norm", "r_proj", "kv_proj", "b_proj", "indexer"})
 """Parts that make something else of a module with a q_proj and an o_proj."""
 
 
@@ -68,7 +68,27 @@ def stays_whole(why: str) -> Rule:
 
 
 OWN: dict[str, tuple[str, Rule]] = {
-    "exaone.AttentionModule": ("attention", stays_whole("it takes the width of its output from its input")),
+    "afm7.KVReuseAttention": ("attention", attention.reusing_attention),
+    "bailing_hybrid.LinearAttention": ("linear attention", linear_attention.decayed),
+    "bailing_moe_linear.LinearAttention": ("linear attention", linear_attention.decayed),
+    "bailing_moe_v3.BailingKDA": ("linear attention", linear_attention.channel_gated_delta),
+    "falcon_h1.FalconH1Mixer": ("state space", state_space.mamba2),
+    "granitemoehybrid.GraniteMoeHybridMamba2Mixer": ("state space", state_space.mamba2),
+    "jamba.JambaMambaMixer": ("state space", state_space.mamba),
+    "kimi_k3.KimiK3DeltaAttention": ("linear attention", linear_attention.channel_gated_delta),
+    "kimi_linear.KimiDeltaAttention": ("linear attention", linear_attention.channel_gated_delta),
+    "lfm2.ShortConv": ("short convolution", state_space.short_convolution),
+    "lfm2_moe.ShortConv": ("short convolution", state_space.short_convolution),
+    "mamba.MambaBlock": ("state space", state_space.mamba),
+    "mamba2.Mamba2Block": ("state space", state_space.mamba2),
+    "nemotron_h.NemotronHMamba2Mixer": ("state space", state_space.mamba2),
+    "olmo_hybrid.GatedDeltaNet": ("linear attention", linear_attention.gated_delta),
+    "plamo2.Mamba": ("state space", state_space.plamo2_mamba),
+    "qwen3_5.GatedDeltaNet": ("linear attention", linear_attention.gated_delta),
+    "qwen3_next.Qwen3NextGatedDeltaNet": ("linear attention", linear_attention.gated_delta),
+    "recurrent_gemma.RecurrentBlock": ("recurrence", state_space.gated_recurrence),
+    "baichuan_m1.Attention": ("attention", attention.width_of_input(attention.fused_attention)),
+    "exaone.AttentionModule": ("attention", attention.width_of_input(attention.attention)),
     "iquestloopcoder.LoopGateProjection": ("gates of heads", attention.loop_gate),
     "plamo.Attention": ("attention", attention.tiled_attention),
 }

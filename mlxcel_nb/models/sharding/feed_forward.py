@@ -53,6 +53,7 @@ def feed_forward(block: Block, *, sums: bool = True) -> None:
     down = block.one_of(DOWN)
     if down is None:
         raise Whole("its products are not known")
+    block.check_product(down)
     ups = [name for name in block.products() if name != down]
     if not ups or any(name not in (*UP, *FUSED, "w2") for name in ups):
         raise Whole("its products are not known")

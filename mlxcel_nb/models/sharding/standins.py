@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+from mlx import nn
 
 AllReduce = Callable[[mx.array], mx.array]
 
@@ -66,3 +67,63 @@ class SpreadExperts:
 def spread_experts(module: Any, all_reduce: AllReduce, *, first: int, count: int, sums: bool) -> None:
     """Make a mixture's stacked experts answer for those from `first` on, `count` of them."""
     become(module, SpreadExperts, all_reduce=all_reduce if sums else None, first=first, count=count)
+
+
+class SpreadGatedNorm:
+    """`SpreadNorm` for norms that are given a gate, before or after which they work."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Any, gate: Any = None) -> Any:
+        if gate is not None and not self._norm_first:  # type: ignore[attr-defined]
+            x = nn.silu(gate) * x
+        wide = x.astype(mx.float32)
+        mean = self._all_reduce(mx.square(wide).sum(-1, keepdims=True)) / self._width  # type: ignore[attr-defined]
+        x = (wide * mx.rsqrt(mean + self._epsilon)).astype(x.dtype) * self.weight  # type: ignore[attr-defined]
+        return nn.silu(gate) * x if gate is not None and self._norm_first else x  # type: ignore[attr-defined]
+
+
+class MaskedByHead:
+    """Block-sparse attention whose mask depends on the number of each head: made for all, of which a rank has some."""
+
+    __slots__ = ()
+
+    def _block_sparse_mask(self, q_len: int, kv_len: int) -> Any:
+        first, last = self._queries  # type: ignore[attr-defined]
+        keys, group = self.n_kv_heads, self.n_q_per_kv  # type: ignore[attr-defined]
+        masks = self._whole(q_len, kv_len)  # type: ignore[attr-defined]
+        return tuple(mask.flatten(0, 1)[first:last].reshape(keys, group, *mask.shape[2:]) for mask in masks)
+
+
+class Claimed:
+    """An input that says it is as wide as a rank's heads; the products of the block take what it stands for."""
+
+    def __init__(self, array: mx.array, width: int) -> None:
+        self.array = array
+        self.shape = (*array.shape[:-1], width)
+        self.dtype = array.dtype
+
+
+class Narrowed:
+    """A block that takes the width of its heads from its input."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(Claimed(x, self._claim), *args, **kwargs)  # type: ignore[misc, attr-defined]
+
+
+class Unwrapping:
+    """A product that is given such an input."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Any) -> Any:
+        return super().__call__(x.array if isinstance(x, Claimed) else x)  # type: ignore[misc]
+
+
+def claim_width(module: Any, _: AllReduce, *, width: int, products: list[str]) -> None:
+    """Have `module` believe that its input is `width` wide, and `products` of its know better."""
+    become(module, Narrowed, claim=width)
+    for name in products:
+        become(module[name], Unwrapping)

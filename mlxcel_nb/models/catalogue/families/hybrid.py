@@ -20,8 +20,8 @@ _LFM2 = sized(
     block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True, block_ff_dim=192, full_attn_idxs=[2, 4, 6],
 )  # fmt: skip
 
-_QWEN3_5 = sized(
-    "qwen3_5_text", **DELTA, head_dim=16, full_attention_interval=3, tie_word_embeddings=True,
+_QWEN3_5 = sized(  # eps: heads whose output is almost nothing are not to make much of the last bits
+    "qwen3_5_text", **DELTA, rms_norm_eps=1e-3, head_dim=16, full_attention_interval=3, tie_word_embeddings=True,
     rope_parameters={"type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0,
                      "partial_rotary_factor": 0.5},
 )  # fmt: skip
