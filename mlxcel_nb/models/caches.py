@@ -7,20 +7,51 @@ Touched by the MLX thread alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import mlx.core as mx
+
+
+def leaves(caches: Any) -> Iterator[Any]:
+    """Every cache that counts tokens, also those a layer has several of."""
+    for cache in caches:
+        if isinstance(cache, list | tuple):
+            yield from leaves(cache)
+        elif hasattr(cache, "caches"):
+            yield from leaves(cache.caches)
+        elif hasattr(cache, "offset"):
+            yield cache
+
+
+def positions(caches: Any) -> list[Any]:
+    """Where each of the `leaves` stands."""
+    return [cache.offset for cache in leaves(caches)]
+
+
+def advance_others(caches: Any, before: list[Any], count: int) -> None:
+    """Move on by `count` tokens whatever a step has not moved from where it stood `before` it."""
+    for cache, position in zip(leaves(caches), before, strict=True):
+        if cache.offset is position or (isinstance(position, int) and cache.offset == position):
+            advance(cache, count)
 
 
 def advance(cache: Any, count: int) -> None:
     """Move a foreign layer's cache on by `count` tokens, so that its offset and masks are what the owner's are.
 
     `offset` is what every kind of key-value cache counts. A rotating cache has a write position too, which
-    follows from the same sizes its own updates go through.
+    follows from the same sizes its own updates go through; a chunked one forgets its oldest tokens.
     """
     if cache is None or not hasattr(cache, "offset"):
         return
     if hasattr(cache, "max_size") and hasattr(cache, "_idx"):
         cache._idx = _rotating_position(cache._idx, cache.offset, count, cache.max_size, getattr(cache, "keep", 0))
     cache.offset += count
+    if hasattr(cache, "start_position"):  # the owner's is cut when the next step begins, before anybody reads it
+        cache.start_position = max(cache.start_position, cache.offset - cache.chunk_size)
+    if hasattr(cache, "window_size"):  # DeepSeek 4.1's keeps rows, and its model counts them
+        rows = 0 if cache.window is None else cache.window.shape[1]
+        cache.window = mx.zeros((1, min(rows + count, cache.window_size), 0))
 
 
 def _rotating_position(position: int, offset: int, count: int, max_size: int, keep: int) -> int:

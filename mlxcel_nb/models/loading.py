@@ -93,8 +93,8 @@ def load_part(
     skeleton = stages.find_skeleton(model, part.n_layers)
     if skeleton is None and len(getattr(model, "layers", [None] * part.n_layers)) != part.n_layers:
         raise ConfigError(f"the model has {len(model.layers)} layers, not {part.n_layers}")
-    stages.check_stages(skeleton, architecture.module_name(config), part)
     weights = Weights(model, skeleton, entries, quantisation.settings(config), target=_target(dtype))
+    untested = stages.check_stages(skeleton, architecture.module_name(config), part)
     check_tp(config, part.tp_size)
     tensor_plan = sharding.plan(model, config, part, groups=weights.group)
     weights.cuts = tensor_plan.cuts
@@ -119,10 +119,10 @@ def load_part(
                 weights.compare_tied_head(reader)
     finally:
         mx.set_cache_limit(limit)
-    switches = stages.Switches()
+    switches, dtype = stages.Switches(), weights.activations(blocks[-1].names)
     sharding.join(model, tensor_plan, all_reduce)
     if skeleton is not None:
-        stages.join(skeleton, part, switches)
+        stages.join(skeleton, part, switches, dtype)
     give_back()
     return LoadedPart(
         model=model,
@@ -130,9 +130,9 @@ def load_part(
         skeleton=skeleton,
         switches=switches,
         vocab_size=_number(config, "vocab_size"),
-        dtype=weights.activations(blocks[-1].names),
+        dtype=dtype,
         planned_bytes=sum(sizes),
-        warnings=[*_of_code(config), *weights.warnings, *tensor_plan.remarks()],
+        warnings=[*_of_code(config), *untested, *weights.warnings, *tensor_plan.remarks()],
     )
 
 

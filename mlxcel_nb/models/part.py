@@ -8,10 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxcel_nb.models import caches
 from mlxcel_nb.models.stages import Skeleton, Switches, named_arrays
+from mlxcel_nb.models.staging.family import Handover, StageDone
 from mlxcel_nb.plan.part import Part
 
-__all__ = ["LoadedPart", "Part"]
+__all__ = ["Handover", "LoadedPart", "Part"]
 
 
 @dataclass
@@ -43,8 +45,28 @@ class LoadedPart:
     def resident_bytes(self) -> int:
         return sum(array.nbytes for _, array in named_arrays(self.model))
 
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names of the arrays that come from the stage before, in the order they travel."""
+        return self._crossing(self.part.layers[0])
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """Names of the arrays that go to the next stage, in the order they travel."""
+        return self._crossing(self.part.layers[1])
+
+    def _crossing(self, boundary: int) -> tuple[str, ...]:
+        if self.switches.family is None or not 0 < boundary < self.part.n_layers:
+            return ()
+        return self.switches.family.crossing(boundary)
+
+    def size_of(self, received: Handover) -> tuple[int, int]:
+        """Sequences and tokens of a step, (B, L), as the stage before has sent it."""
+        assert self.switches.family is not None
+        return self.switches.family.shape(received)
+
     def make_cache(self) -> list[Any]:
-        """One cache a layer of the whole model, in order; those of foreign layers count along and store nothing."""
+        """The caches of the whole model, in order; those of foreign layers count along and store nothing."""
         from mlx_lm.models.cache import make_prompt_cache
 
         cache: list[Any] = make_prompt_cache(self.model)
@@ -52,34 +74,42 @@ class LoadedPart:
 
     def forward(
         self,
-        x: mx.array,
+        x: mx.array | Handover,
         cache: list[Any],
         on_layer: Callable[[int], None] | None = None,
         *,
         all_logits: bool = False,
-    ) -> mx.array:
-        """Run the part over one chunk.
+    ) -> Any:
+        """Run the part over one chunk of B sequences.
 
         Args:
-            x: token ids (1, L) on the first stage, activations (1, L, D) on later ones.
+            x: token ids (B, L) on the first stage; on later ones, what the stage before gave.
             cache: from `make_cache`; moved on by L.
             on_layer: called with a layer's index once its output has been evaluated; what it raises leaves the
                 chunk half done, and the cache is then to be thrown away. None builds one lazy graph.
             all_logits: the part that samples gives the logits of every position, not of the last alone.
 
         Returns:
-            Logits (1, 1, V), or (1, L, V) with `all_logits`, from the part that samples (rank 0 of the last stage);
-            activations (1, L, D) from all others. Not evaluated.
+            Logits (B, 1, V), or (B, L, V) with `all_logits`, from the part that samples (rank 0 of the last stage);
+            from all others a `Handover`, for the same rank of the next stage. Not evaluated.
         """
-        if not self.part.is_first:
-            x = x.astype(getattr(mx, self.dtype))
-        self.switches.on_layer = on_layer
-        self.switches.all_logits = all_logits
+        if isinstance(x, mx.array):
+            ids, received = x, Handover()
+        else:
+            assert self.switches.family is not None
+            received = self.switches.family.accept(x, self.dtype)
+            ids = mx.zeros(self.size_of(received), mx.int32)
+        length = ids.shape[1]
+        before = caches.positions(cache)
+        self.switches.begin(received, on_layer, all_logits=all_logits)
         try:
-            if not self.part.samples:
-                assert self.skeleton is not None
-                return self.skeleton.inner(x, cache=cache)
-            logits = self.model(x, cache=cache)
+            out = self.model(ids, cache=cache)
+        except StageDone:
+            out = self.switches.sent
         finally:
-            self.switches.on_layer = None
+            self.switches.end()
+        caches.advance_others(cache, before, length)
+        if isinstance(out, dict):
+            return out
+        logits = out[0] if isinstance(out, tuple) else out
         return logits if all_logits else logits[:, -1:]

@@ -1,208 +1,163 @@
 """Pipeline surgery: a model of mlx-lm's made to run as one stage, without a line of its code changed.
 
-`layers` keeps its full length, so indices and masks stay true. Layers of other stages become pass-throughs that move
-their caches forward; the embedding hands on what the stage before sent; the final norm and the head are there only
-where sampling happens. Everything here is for the MLX thread.
+The list of layers keeps its full length, so indices and masks stay true. A layer of an earlier stage answers with what
+that stage has sent, whatever the model does before; after the stage's own last layer the model's code is left. Parts
+outside the layers stay where a look at the model (`staging.skeleton`) has found them in use. Everything here is for the
+MLX thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx.utils import tree_flatten
 
 from mlxcel_nb.errors import ConfigError
-from mlxcel_nb.models.caches import advance
+from mlxcel_nb.models.staging import skeleton as skeletons
+from mlxcel_nb.models.staging.family import Call, Family, StageDone, Switches
+from mlxcel_nb.models.staging.skeleton import Skeleton, Use, mixed, named_arrays
+from mlxcel_nb.models.staging.table import family_of
 from mlxcel_nb.plan.part import Part
 
-STAGED = frozenset({
-    "llama", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2",
-})  # fmt: skip
-"""Files of mlx-lm whose stages are tested to give the whole model's logits (tests/models/test_stages.py).
-
-The surgery fits many more, but one that scales its embedding outside the embedding, or shares keys between layers,
-would go wrong in silence; so an architecture is let in by a test.
-"""
-
-
-@dataclass
-class Skeleton:
-    """Where a decoder keeps its parts. Paths are dotted, as in the names of its weights.
-
-    Args:
-        inner: the module that owns the layers, the embedding and the final norm; `body` is its path.
-        heads: children of the outer model beside the body, such as an untied lm_head.
-    """
-
-    model: Any
-    inner: Any
-    body: str
-    layers_key: str
-    embedding_key: str
-    norm_key: str
-    heads: tuple[str, ...]
-
-    def layer_path(self, index: int) -> str:
-        return f"{self.body}.{self.layers_key}.{index}".lstrip(".")
-
-    @property
-    def embedding_path(self) -> str:
-        return f"{self.body}.{self.embedding_key}".lstrip(".")
-
-    @property
-    def layers(self) -> list[Any]:
-        layers: list[Any] = self.inner[self.layers_key]
-        return layers
-
-    @property
-    def tied(self) -> bool:
-        """The embedding is the head as well."""
-        return not self.heads
+__all__ = ["Skeleton", "Switches", "check_stages", "find_skeleton", "join", "named_arrays", "prune"]
 
 
 def find_skeleton(model: Any, n_layers: int) -> Skeleton | None:
     """The parts of `model`, or None when it is built in a way the surgery does not know."""
-    for path, module in model.named_modules():
-        key = next((k for k, v in module.items() if _is_layers(v, n_layers)), None)
-        if key is None:
-            continue
-        children = {k: v for k, v in module.items() if k != key and isinstance(v, nn.Module) and named_arrays(v)}
-        embeddings = [k for k, v in children.items() if hasattr(v, "as_linear")]
-        norms = [k for k in children if k not in embeddings]
-        if len(embeddings) != 1 or len(norms) != 1 or "." in path or not path:
-            return None
-        heads = tuple(k for k, v in model.items() if k != path and isinstance(v, nn.Module) and named_arrays(v))
-        return Skeleton(model, module, path, key, embeddings[0], norms[0], heads)
-    return None
+    return skeletons.find_skeleton(model, n_layers, family_of)
 
 
-def _is_layers(value: Any, n_layers: int) -> bool:
-    return isinstance(value, list) and len(value) == n_layers and all(isinstance(v, nn.Module) for v in value)
+def check_stages(skeleton: Skeleton | None, architecture: str, part: Part) -> list[str]:
+    """Whether the architecture can be split into stages; what a user should hear if nobody has tried it yet.
 
-
-def named_arrays(module: Any) -> list[tuple[str, Any]]:
-    """Every parameter with its dotted name, as weight files call it."""
-    found: Any = tree_flatten(module.parameters())
-    return list(found)
-
-
-def check_stages(skeleton: Skeleton | None, architecture: str, part: Part) -> None:
-    """Refuse to split an architecture whose stages are not known to be right.
+    Args:
+        architecture: the file of mlx-lm's that has the model, or a file of the model folder's own.
 
     Raises:
-        ConfigError: naming the architecture.
+        ConfigError: its layers are not a chain, or it is not mlx-lm's; naming the architecture.
     """
-    if part.n_stages > 1 and (skeleton is None or architecture not in STAGED):
+    if part.n_stages == 1:
+        return []
+    from mlxcel_nb.models import catalogue  # pure, but large: most loads have no use for it
+
+    entry = catalogue.entry(architecture)
+    known = entry is not None or architecture in catalogue.architectures()
+    if not known or skeleton is None or skeleton.rounds != 1:
+        why = "runs its layers more than once" if skeleton is not None and skeleton.rounds > 1 else (
+            "does not run its layers one after the other" if known else "is Python code of its own"
+        )  # fmt: skip
         raise ConfigError(
-            f"pipeline stages for model type {architecture} are not there yet", advice="Ask for one stage (pp 1)."
+            f"no pipeline stages for model type {architecture}, which {why}", advice="Ask for one stage (pp 1)."
         )
+    if entry is not None and not entry.fails:
+        return []
+    return [
+        f"pipeline stages of model type {architecture} are untested: "
+        + ("mlx-lm cannot run it on the machines we test on" if entry else "it is newer than our catalogue")
+        + "; compare with the whole model before you rely on it"
+    ]
 
 
 def prune(skeleton: Skeleton, part: Part) -> None:
-    """Drop what the part does not hold, before any weight is read: layers, final norm, head, embedding.
+    """Drop what the part does not hold, before any weight is read: layers, embedding, final norm, head.
 
     The head, tied or not, is the largest weight of small models: only the rank that samples has it.
     """
-    layers = skeleton.layers
-    for index, layer in enumerate(layers):
+    for index, place in enumerate(skeleton.places):
         if not part.holds(index):
-            layers[index] = PassThrough(layer)
-    if not part.samples:
-        skeleton.inner[skeleton.norm_key] = Unchanged()
-        for head in skeleton.heads:
-            del skeleton.model[head]
-    if not (part.is_first or (part.samples and skeleton.tied)):
-        skeleton.inner[skeleton.embedding_key] = Unchanged()
+            place.put(absent(place.module, Foreign))
+    for place in skeleton.others:
+        if not _needed(skeleton.uses[place.path], part):
+            place.put(absent(place.module, Absent))
 
 
-@dataclass
-class Switches:
-    """What `forward` tells the stand-ins inside a model for the time of one call."""
-
-    on_layer: Callable[[int], None] | None = None
-    all_logits: bool = False
-
-
-def join(skeleton: Skeleton, part: Part, switches: Switches) -> None:
-    """Put the stand-ins in, once the weights are in place (they would change the weights' names)."""
-    layers = skeleton.layers
-    for index in range(*part.layers):
-        layers[index] = Watched(layers[index], index, switches)
-    if part.samples:
-        skeleton.inner[skeleton.norm_key] = LastPosition(skeleton.inner[skeleton.norm_key], switches)
-    if not part.is_first and skeleton.tied and part.samples:
-        skeleton.inner[skeleton.embedding_key] = Received(skeleton.inner[skeleton.embedding_key])
+def _needed(use: Use, part: Part) -> bool:
+    """What no look has seen in use is kept, since it might be."""
+    if use is Use.NEVER or use & Use.BETWEEN:
+        return True
+    return bool((use & Use.BEFORE and part.is_first) or (use & Use.AFTER and part.samples))
 
 
-class StandIn(nn.Module):
-    """Takes a layer's place and answers for its plain attributes, which models read: `use_sliding`, for one."""
+def join(skeleton: Skeleton, part: Part, switches: Switches, dtype: str = "float32") -> None:
+    """Connect what is left of the model with `switches`, once the weights are in place.
 
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        for name, value in vars(layer).items():
-            if not name.startswith("_"):
-                setattr(self, name, value)
-
-
-class PassThrough(StandIn):
-    """A layer of another stage."""
-
-    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        for value in (*args, *kwargs.values()):
-            if hasattr(value, "update_and_fetch"):
-                advance(value, x.shape[1])
-        return x
-
-
-class Watched(StandIn):
-    """A layer of this stage; evaluated and reported when somebody watches, else part of the lazy graph."""
-
-    def __init__(self, layer: Any, index: int, switches: Switches) -> None:
-        super().__init__(layer)
-        self.layer = layer
-        self._index = index
-        self._switches = switches
-
-    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        out = self.layer(x, *args, **kwargs)
-        if self._switches.on_layer is not None:
-            mx.eval(out)
-            self._switches.on_layer(self._index)
-        return out
+    Args:
+        dtype: of the activations. What stands in for them before the first layer has to have it too: models make
+            masks and factors of that type.
+    """
+    family = type(skeleton.family)(skeleton.inner, part.layers, part.n_layers)
+    switches.family = family
+    for index, place in enumerate(skeleton.places):
+        layer = place.module
+        if part.holds(index):
+            layer.__class__ = mixed(Held, type(layer))
+        object.__setattr__(layer, "_stage", (family, switches, index, part.samples))
+    for place in skeleton.others:
+        if isinstance(place.module, Absent):
+            hidden_behind(place.module).set_dtype(getattr(mx, dtype))
+    family.join(switches)
 
 
-class Unchanged(nn.Module):
-    """An embedding that is given activations instead of ids, or a norm where no logits are made."""
+class Absent:
+    """Mixed into the class of a part that is not held: its weights are gone from the model, but it can be asked.
 
-    def __call__(self, x: Any) -> Any:
-        return x
+    Models read attributes of layers (`use_sliding`, for one), and make masks from what an embedding gives. What this
+    one gives is computed lazily from weights that were never drawn, and nothing that is kept depends on it.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return hidden_behind(self)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(hidden_behind(self), name)
+
+    def __getitem__(self, key: str) -> Any:
+        return hidden_behind(self)[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in hidden_behind(self)
 
 
-class Received(nn.Module):
-    """The tied embedding of a last stage: activations pass, and the table serves as the head."""
+class Foreign(Absent):
+    """Mixed into the class of a layer of another stage. Those of later ones are never reached."""
 
-    def __init__(self, table: Any) -> None:
-        super().__init__()
-        self.table = table
-
-    def __call__(self, x: Any) -> Any:
-        return x
-
-    def as_linear(self, x: Any) -> Any:
-        return self.table.as_linear(x)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        family, switches, index, _ = object.__getattribute__(self, "_stage")
+        return family.earlier(Call(index, list(args), dict(kwargs)), switches)
 
 
-class LastPosition(nn.Module):
-    """The final norm, of the last position only: the head is the dearest product of a prefill, and one row is read."""
+class Held:
+    """Mixed into the class of a layer of this stage."""
 
-    def __init__(self, norm: Any, switches: Switches) -> None:
-        super().__init__()
-        self.norm = norm
-        self._switches = switches
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        stage: tuple[Family, Switches, int, bool] = object.__getattribute__(self, "_stage")
+        family, switches, index, samples = stage
+        call = Call(index, list(args), dict(kwargs))
+        family.enter(call, switches)
+        out = super().__call__(*call.args, **call.kwargs)  # type: ignore[misc]
+        family.leave(call, out, switches)
+        if switches.on_layer is not None:
+            mx.eval(family.hidden(out))
+            switches.on_layer(index)
+        if index != family.end - 1:
+            return out
+        if not samples:
+            if family.end < family.n_layers:
+                family.hand_over(out, switches)
+            else:  # a tensor rank that leaves the sampling to another: that it ran is all
+                switches.sent["hidden"] = family.hidden(out)
+            raise StageDone
+        return out if switches.all_logits else family.last_position(out)
 
-    def __call__(self, x: Any) -> Any:
-        return self.norm(x if self._switches.all_logits else x[:, -1:])
+
+def absent(module: Any, mixin: type) -> Any:
+    """A stand-in for `module`, of its class, that has no weights."""
+    stand_in: Any = dict.__new__(mixed(mixin, type(module)))
+    nn.Module.__init__(stand_in)
+    object.__setattr__(stand_in, "_hidden", module)
+    return stand_in
+
+
+def hidden_behind(stand_in: Any) -> Any:
+    return object.__getattribute__(stand_in, "_hidden")

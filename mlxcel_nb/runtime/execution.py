@@ -9,8 +9,9 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.cluster.layout import Layout
+from mlxcel_nb.errors import WireError
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.models.part import LoadedPart
+from mlxcel_nb.models.part import Handover, LoadedPart
 from mlxcel_nb.models.sampling import Sampled, Sampler
 from mlxcel_nb.runtime.collectives import Collectives
 from mlxcel_nb.runtime.fabric import Fabric
@@ -69,18 +70,21 @@ class Execution:
         self._fabric.begin_step(step.epoch, step.step)
         y = self._collectives.run(lambda: self._forward(step))
         if not self._last:
-            self._fabric.send_hidden(y)
+            self._fabric.send_hidden([y[name] for name in self._part.gives])
             return None
         if self._sampler is None or not step.sample:
             mx.eval(y)
             return None
         return self._sampler.sample(y.reshape(-1))
 
-    def _forward(self, step: Step) -> mx.array:
+    def _forward(self, step: Step) -> Any:
         self._check()
+        x: mx.array | Handover
         if self._first:
             x = mx.array([step.tokens], dtype=mx.int32)
         else:
-            x = self._fabric.recv_hidden(step.count)
+            x = self._fabric.recv_hidden(self._part.takes)
+            if self._part.size_of(x) != (1, step.count):
+                raise WireError(f"activations of shape {x['hidden'].shape} where a step of {step.count} tokens was due")
         on_layer = self._after_layer if step.prefill and self._collectives.breakable else None
         return self._part.forward(x, self._cache, on_layer=on_layer)

@@ -7,7 +7,7 @@ breaks any of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +19,9 @@ from mlxcel_nb.net.collectives.group import Group, Tag, recv_from, send_to
 from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
 
 _WIRE_NAMES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
-_MLX_TYPES = {name: dtype for dtype, name in _WIRE_NAMES.items()}
+_CARRIED = {**_WIRE_NAMES, mx.int32: "int32", mx.uint32: "uint32", mx.bool_: "bool"}
+"""What goes from stage to stage. A few models send choices and masks along with the activations."""
+_MLX_TYPES = {name: dtype for dtype, name in _CARRIED.items()}
 
 
 def as_buffer(x: mx.array) -> np.ndarray:
@@ -51,8 +53,7 @@ def from_buffer(data: memoryview, dtype: mx.Dtype, shape: tuple[int, ...]) -> mx
     """The array whose bytes are `data` (copied)."""
     if dtype == mx.bfloat16:
         return mx.array(np.frombuffer(data, np.uint16).reshape(shape)).view(mx.bfloat16)
-    kind = np.float32 if dtype == mx.float32 else np.float16
-    return mx.array(np.frombuffer(data, kind).reshape(shape))
+    return mx.array(np.frombuffer(data, _CARRIED[dtype]).reshape(shape))
 
 
 class Fabric:
@@ -92,9 +93,9 @@ class Fabric:
         self._seq += 1
         return Tag(self._epoch, self._step, self._seq)
 
-    def _handover(self) -> Tag:
-        """The one tensor a step sends from stage to stage; the stages' own collectives count from 1."""
-        return Tag(self._epoch, self._step, 0)
+    def _handover(self, which: int) -> Tag:
+        """One of the tensors a step sends from stage to stage; the stages' own collectives count from 1."""
+        return Tag(self._epoch, self._step, 0, which)
 
     def all_reduce(self, x: mx.array) -> mx.array:
         """Sum of `x`, which is given up, over the tensor ranks of this stage: the same bits on every rank."""
@@ -127,24 +128,28 @@ class Fabric:
         for rank, link in sorted(self.ranks.items()):
             yield rank, bytes(recv_from(link, tag, deadline=self._deadline(), interrupt=interrupt)[2])
 
-    def send_hidden(self, x: mx.array) -> None:
-        """Hand `x`, (1, L, D), to the same rank of the next stage."""
+    def send_hidden(self, arrays: Sequence[mx.array]) -> None:
+        """Hand `arrays` to the same rank of the next stage, which knows their names by their order."""
         assert self._next is not None
-        buffer = memoryview(as_buffer(x)).cast("B")
-        send_to(
-            self._next, self._handover(), _WIRE_NAMES[x.dtype], x.shape, buffer,
-            deadline=self._deadline(), interrupt=self._interrupt,
-        )  # fmt: skip
+        for which, x in enumerate(arrays):
+            buffer = memoryview(as_buffer(x)).cast("B") if x.size else memoryview(b"")
+            send_to(
+                self._next, self._handover(which), _CARRIED[x.dtype], x.shape, buffer,
+                deadline=self._deadline(), interrupt=self._interrupt,
+            )  # fmt: skip
 
-    def recv_hidden(self, count: int) -> mx.array:
-        """The previous stage's output, (1, `count`, D)."""
+    def recv_hidden(self, names: Sequence[str]) -> dict[str, mx.array]:
+        """What the previous stage hands over, by the `names` it goes by here."""
         assert self._previous is not None
-        dtype, shape, data = recv_from(
-            self._previous, self._handover(), deadline=self._deadline(), interrupt=self._interrupt
-        )
-        if dtype not in _MLX_TYPES or len(shape) != 3 or shape[:2] != (1, count):
-            raise WireError(f"activations of {dtype} {shape} where (1, {count}, D) was due")
-        return from_buffer(data, _MLX_TYPES[dtype], tuple(shape))
+        received = {}
+        for which, name in enumerate(names):
+            dtype, shape, data = recv_from(
+                self._previous, self._handover(which), deadline=self._deadline(), interrupt=self._interrupt
+            )
+            if dtype not in _MLX_TYPES:
+                raise WireError(f"{name} of type {dtype} where activations were due")
+            received[name] = from_buffer(data, _MLX_TYPES[dtype], tuple(shape))
+        return received
 
     def tell(self, link: HotLink, message: dict[str, Any], *, patience_s: float | None = None) -> None:
         """One control message on a hot link; `patience_s` in place of the step's own time."""

@@ -54,10 +54,10 @@ def raise_in_layer(index: int, call: int) -> None:
 
     With several ranks the others wait in that layer's second all-reduce by then, whose first is done.
     """
-    from mlxcel_nb.models.stages import Watched
+    from mlxcel_nb.models.stages import Held
 
-    layers = this_node()._worker.instance.part.skeleton.layers
-    mlp = [layer.layer for layer in layers if isinstance(layer, Watched)][index].mlp
+    layers: list[Any] = this_node()._worker.instance.part.skeleton.layers
+    mlp: Any = [layer for layer in layers if issubclass(type(layer), Held)][index].mlp
     own: Any = type(mlp)
     seen = 0
 

@@ -120,14 +120,17 @@ def _run_rank(
     caches = [part.make_cache() for part in parts]
 
     def through(ids: list[int], *, all_logits: bool) -> Any:
-        x = mx.array([ids])
+        x: Any = mx.array([ids])
         for part, cache in zip(parts, caches, strict=True):
             x = part.forward(x, cache, all_logits=all_logits)
+        if isinstance(x, dict):  # another rank samples, but this one takes part in all that leads to it
+            mx.eval(x)
+            return reduce.share(rank, None)
         return reduce.share(rank, np.array(x.astype(mx.float32))[0])
 
     logits = [through(prompt[at : at + chunk], all_logits=True) for at in range(0, len(prompt), chunk)]
     run.prompt_logits = np.concatenate(logits)
-    run.offsets = [[entry.offset for entry in cache] for cache in caches]
+    run.offsets = [[entry.offset for entry in cache if hasattr(entry, "offset")] for cache in caches]
     row = run.prompt_logits[-1]
     for _ in range(steps):
         run.tokens.append(int(row.argmax()))

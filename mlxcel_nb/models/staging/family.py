@@ -1,0 +1,140 @@
+"""What crosses from layer to layer, and so from stage to stage: one class for what most models do, one for each other.
+
+A family is told of the calls a model makes to its layers. It answers for layers of earlier stages with what those have
+sent, and notes what later stages will need. It keeps no state: all that belongs to one step is in `Switches`.
+For the MLX thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+Handover = dict[str, mx.array]
+"""What one stage sends the next, by name. "hidden" is the output of its last layer, (B, L, D) in most models."""
+
+
+class StageDone(Exception):
+    """No error: it leaves a model's code after the last layer of a stage. What follows belongs to other stages."""
+
+
+@dataclass
+class Switches:
+    """What `forward` tells the stand-ins inside a model for the time of one call, and what they tell it.
+
+    Args:
+        on_layer: called with a layer's index once its output has been evaluated.
+        all_logits: logits of every position are wanted, not of the last alone.
+        received: from the stage before; empty on the first.
+        sent: for the next stage.
+        family: set once, when the stage is put together.
+    """
+
+    on_layer: Callable[[int], None] | None = None
+    all_logits: bool = False
+    received: Handover = field(default_factory=dict)
+    sent: Handover = field(default_factory=dict)
+    family: Family | None = None
+
+    def begin(self, received: Handover, on_layer: Callable[[int], None] | None, *, all_logits: bool) -> None:
+        self.received, self.sent = received, {}
+        self.on_layer, self.all_logits = on_layer, all_logits
+
+    def end(self) -> None:
+        """Let go of everything that belongs to the step."""
+        self.begin({}, None, all_logits=False)
+
+
+@dataclass
+class Call:
+    """One call of a layer, which a family may change before the layer sees it."""
+
+    index: int
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+    @property
+    def first(self) -> Any:
+        """The activations, in most models."""
+        return self.args[0] if self.args else next(iter(self.kwargs.values()))
+
+    def caches(self) -> Iterator[tuple[Any, Any]]:
+        """Where among the arguments key-value caches stand (a position or a name), and the caches."""
+        for place, value in (*enumerate(self.args), *self.kwargs.items()):
+            if hasattr(value, "update_and_fetch"):
+                yield place, value
+
+    def replace(self, place: Any, value: Any) -> None:
+        if isinstance(place, int):
+            self.args[place] = value
+        else:
+            self.kwargs[place] = value
+
+
+class Family:
+    """Models whose layers take one array and give one: the residual stream, (B, L, D).
+
+    Args:
+        inner: the module that owns the layers.
+        layers: first layer this stage holds, and one past the last.
+
+    Attributes:
+        precise: arrays that are float32 in a model of any type.
+    """
+
+    precise: frozenset[str] = frozenset()
+
+    def __init__(self, inner: Any, layers: tuple[int, int], n_layers: int) -> None:
+        self.inner = inner
+        self.start, self.end = layers
+        self.n_layers = n_layers
+
+    def crossing(self, boundary: int) -> tuple[str, ...]:
+        """Names of the arrays that the layers before `boundary` send those from it on, in the order they travel."""
+        return ("hidden",)
+
+    def accept(self, received: Handover, dtype: str) -> Handover:
+        """What came, in the type this stage works in; stages on unlike machines may differ in theirs."""
+        kind = getattr(mx, dtype)
+        return {
+            name: array if name in self.precise or not mx.issubdtype(array.dtype, mx.floating) else array.astype(kind)
+            for name, array in received.items()
+        }
+
+    def shape(self, received: Handover) -> tuple[int, int]:
+        """Sequences and tokens of what came, (B, L)."""
+        batch, length, _ = (0, 0, 0, *received["hidden"].shape)[-3:]
+        return batch, length
+
+    def unchanged(self, call: Call) -> Any:
+        """What a layer gives that changes nothing, for a look at a model without its layers."""
+        return call.first
+
+    def earlier(self, call: Call, switches: Switches) -> Any:
+        """The output of a layer of an earlier stage. Only that of the layer right before this stage's first counts."""
+        return switches.received["hidden"]
+
+    def enter(self, call: Call, switches: Switches) -> None:
+        """A layer of this stage is about to be called; what earlier stages have sent for it is put in its place."""
+
+    def leave(self, call: Call, out: Any, switches: Switches) -> None:
+        """A layer of this stage has been called; what later stages will want of it is noted in `switches.sent`."""
+
+    def hidden(self, out: Any) -> mx.array:
+        """The residual stream in a layer's output."""
+        hidden: mx.array = out
+        return hidden
+
+    def hand_over(self, out: Any, switches: Switches) -> None:
+        """The last layer of the stage gave `out`: note what the next stage needs of it."""
+        switches.sent["hidden"] = self.hidden(out)
+
+    def last_position(self, out: Any) -> Any:
+        """The whole model's last output, with the last position alone: the head is a prefill's dearest product."""
+        return out[:, -1:]
+
+    def join(self, switches: Switches) -> None:
+        """Called once, when the stage is put together, for whatever else has to be wired."""
