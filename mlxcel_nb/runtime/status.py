@@ -10,6 +10,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.collectives import OWN
 from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.shared_memory.offer import SharedMemoryOffer
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.worker import Worker
 
@@ -37,12 +38,14 @@ def worker_facts(worker: Worker) -> dict[str, Any]:
 
 
 def link_facts(witnesses: Mapping[str, ControlLink], worker: Worker) -> dict[str, dict[str, Any]]:
-    """By member: what its witness knows, and what the hot link beside it goes by, which may have moved to RDMA."""
+    """By member: what its witness knows, and what the hot link beside it goes by, which may have moved."""
     instance = worker.instance
     hot = {each.node: each.link for each in instance.fabric.links.values()} if instance is not None else {}
     facts = {node: witness.info() for node, witness in witnesses.items()}
     for node in facts.keys() & hot.keys():
         facts[node] |= {"transport": hot[node].transport, "why": hot[node].why}
+        if hot[node].transport == SharedMemoryOffer.transport:
+            facts[node]["path"] = ""  # which is the witness's
     return facts
 
 
