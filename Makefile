@@ -11,7 +11,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint unit cluster-tests docs lab bench format clean shim
+.PHONY: help demo test lint unit cluster-tests docs lab bench catalogue format clean shim
 .DEFAULT_GOAL := help
 
 help:
@@ -49,6 +49,10 @@ lab: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks all
+
+# Every split of every architecture, of which `make unit` tests a part. Takes many minutes.
+catalogue: $(READY)
+	$(BIN)/python -m tests.catalogue -- -n 2
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

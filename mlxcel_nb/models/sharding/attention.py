@@ -99,7 +99,8 @@ def attention(block: Block) -> None:
             block.rows(name, [scaled(heads.share.keys, block.outputs(name) // n_keys)], "kv-groups")
     for name in CONVOLUTIONS:
         if f"{name}.weight" in block.shapes:
-            block.channels(name, [scaled(heads.share.keys, block.shapes[f"{name}.weight"][0] // n_keys)])
+            span = scaled(heads.share.keys, block.shapes[f"{name}.weight"][0] // n_keys)
+            block.channels(name, [span], "kv-groups")
     _beside(block, heads)
     _finish(block, heads, output)
 

@@ -96,6 +96,11 @@ class Block:
         self.shapes = {name: tuple(array.shape) for name, array in found}
         self._known: set[str] = set()
 
+    @property
+    def size(self) -> int:
+        """Elements of all its arrays."""
+        return sum(map(math.prod, self.shapes.values()))
+
     def full(self, name: str) -> str:
         """The name in the whole model."""
         return f"{self.path}.{name}".strip(".")
@@ -137,12 +142,12 @@ class Block:
         if f"{name}.bias" in self.shapes:
             self.array(f"{name}.bias", len(self.shapes[f"{name}.bias"]) - 1, ranges, how)
 
-    def channels(self, name: str, ranges: Iterable[Range]) -> None:
+    def channels(self, name: str, ranges: Iterable[Range], how: str = "rows") -> None:
         """Cut a convolution that works on each channel alone."""
         ranges = list(ranges)
         for leaf in ("weight", "bias"):
             if f"{name}.{leaf}" in self.shapes:
-                self.array(f"{name}.{leaf}", 0, ranges, "rows")
+                self.array(f"{name}.{leaf}", 0, ranges, how)
         for attribute in ("groups", "channels"):
             if hasattr(self.at(name), attribute):
                 self.set(attribute, sum(stop - start for start, stop in ranges), at=name)

@@ -31,10 +31,10 @@ def gated_delta(block: Block) -> None:
         "in_proj_a": share.queries, "in_proj_b": share.queries, "a_proj": share.queries, "b_proj": share.queries,
     }.items():  # fmt: skip
         if name in module:
-            block.rows(name, [span], "heads")
+            block.rows(name, [span], "kv-groups" if name in ("q_proj", "k_proj") else "heads")
     for name, ranges in {"conv1d": inner, "q_conv1d": [keys], "k_conv1d": [keys], "v_conv1d": [values]}.items():
         if name in module:
-            block.channels(name, ranges)
+            block.channels(name, ranges, "kv-groups")
     for name in ("A_log", "dt_bias"):
         block.array(name, 0, [share.queries], "heads")
     block.whole("norm", "o_norm")  # over one head at a time

@@ -7,6 +7,7 @@ For the MLX thread.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,16 +28,20 @@ from mlxcel_nb.plan.cuts import Cut
 from mlxcel_nb.plan.part import Part
 from mlxcel_nb.plan.shards import Range, head_group
 
+REMARKABLE = 0.02
+"""Share of the blocks' elements from which on a user is told that they are not cut. Routers are less."""
+
 EXPERTS = ("cut", "spread")
 """Ways to share a mixture: some hidden units of every expert on each rank, or some experts whole."""
 
 
 @dataclass(frozen=True)
 class BlockReport:
-    """What became of one block: `why` it stays whole on every rank, or "" where it is cut."""
+    """What became of one block of `size` elements: `why` it stays whole on every rank, or "" where it is cut."""
 
     path: str
     kind: str
+    size: int
     why: str = ""
 
 
@@ -72,9 +77,17 @@ class TensorPlan:
         ]
 
     def remarks(self) -> list[str]:
-        """A line for each reason why something is computed whole on every rank."""
-        lines = {(block.kind, block.why): None for block in self.blocks if block.why}
-        return [f"{kind} is computed whole on every tensor rank: {why}" for kind, why in lines]
+        """A line for each reason why something that counts is computed whole on every rank, and not shared."""
+        lines: dict[tuple[str, str], int] = {}
+        for block in self.blocks:
+            if block.why:
+                lines[block.kind, block.why] = lines.get((block.kind, block.why), 0) + block.size
+        least = REMARKABLE * sum(block.size for block in self.blocks)
+        return [
+            f"{kind} is computed whole on every tensor rank: {why}"
+            for (kind, why), size in lines.items()
+            if size >= least
+        ]
 
     def _take(self, block: Block) -> None:
         self.cuts.update((block.full(name), cut) for name, cut in block.cuts.items())
@@ -127,7 +140,8 @@ def _walk(module: Any, path: str, rank: Rank, root: Any, experts: str, made: Ten
         return
     loose = [name for name, child in module.items() if is_product(child)]
     if loose and layer_of(path) is not None:
-        made.blocks.append(BlockReport(path, type(module).__name__, "there is no rule for it"))
+        size = sum(math.prod(child.weight.shape) for child in map(module.get, loose))
+        made.blocks.append(BlockReport(path, type(module).__name__, size, "there is no rule for it"))
     for key, child in _children(module):
         _walk(child, f"{path}.{key}".strip("."), rank, root, experts, made)
 
@@ -156,9 +170,9 @@ def _try(made: TensorPlan, kind: str, how: Rule, block: Block) -> bool:
         how(block)
         block.check()
     except Whole as why:
-        made.blocks.append(BlockReport(block.path, kind, str(why)))
+        made.blocks.append(BlockReport(block.path, kind, block.size, str(why)))
         return False
-    made.blocks.append(BlockReport(block.path, kind))
+    made.blocks.append(BlockReport(block.path, kind, block.size))
     made._take(block)
     return True
 

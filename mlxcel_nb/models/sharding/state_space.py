@@ -44,8 +44,8 @@ def mamba2(block: Block) -> None:
     block.rows("in_proj", [
         channels, *(scaled(span, 1, width) for span in inner),
         scaled(share.queries, 1, 2 * width + 2 * groups * state),
-    ], "heads")  # fmt: skip
-    block.channels("conv1d", inner)
+    ], "kv-groups")  # fmt: skip
+    block.channels("conv1d", inner, "kv-groups")
     for name in ("A_log", "D", "dt_bias"):
         block.array(name, 0, [share.queries], "heads")
     if "norm.weight" in block.shapes:

@@ -6,10 +6,8 @@ weights, sums in rank order. CI takes the families that stand for the others and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -26,12 +24,7 @@ STANDING = (
 EQUAL = 1e-4
 
 
-@pytest.fixture(autouse=True, scope="module")
-def not_compiled() -> Iterator[None]:
-    """MLX's `compile` calls a C++ compiler for each fused kernel on a CPU: minutes over all entries, for nothing."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
+pytestmark = pytest.mark.usefixtures("not_compiled")
 
 
 def assert_equal(found: Any, expected: Any) -> None:
