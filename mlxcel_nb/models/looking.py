@@ -37,7 +37,7 @@ class Look:
 
     def __init__(self, model: Any, layers: Sequence[Any], *, heads: int, chunk: int) -> None:
         self._model, self._heads, self._chunk = model, heads, chunk
-        self._layer = 0
+        self._layer, self._n_layers = 0, max(1, len(layers))
         self._owners: dict[int, int] = {}
         self._held: list[Any] = []
         self.width = 0
@@ -75,7 +75,7 @@ class Look:
         """
         caches = self._run(TOKENS)
         for index, cache in enumerate(caches):
-            layer = self._owners.get(index, min(index, max(0, len(caches) - 1)))
+            layer = self._owners.get(index, index % self._n_layers)  # where a model runs parts of its layers itself
             growth = _growth(cache, self._heads, self._chunk)
             if growth is None:
                 noted = self._owners, self.sums, self.chosen

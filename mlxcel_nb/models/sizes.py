@@ -96,7 +96,7 @@ def gather(
     target = None if dtype == "native" else getattr(mx, dtype)
     source = _Source(config, folder, entries or {}, target, chunk)
     built = source.build()
-    held, unstaged = _held(source, built.skeleton)
+    held, unstaged = _held(source, built.skeleton, ranks)
     found: dict[int, tuple[RankFacts, ...]] = {}
     refused: dict[int, ConfigError] = {}
     seen: dict[Any, Look] = {}
@@ -114,7 +114,7 @@ def gather(
         context=number_of(config, *CONTEXTS),
         dtype=str(activations).rpartition(".")[2],
         itemsize=activations.size,
-        width=look.width or vocab,
+        width=look.width or number_of(config, "hidden_size", "n_embd", "d_model") * activations.size,
         vocab=vocab,
         heads=number_of(config, *HEADS),
         chunk=chunk,
@@ -138,7 +138,7 @@ def _part(source: _Source, tp: int, number: int) -> Part:
     return Part((0, source.n_layers), source.n_layers, 0, 1, number, tp)
 
 
-def _held(source: _Source, skeleton: Any) -> tuple[dict[tuple[str, bool], set[str]], str]:
+def _held(source: _Source, skeleton: Any, ranks: int) -> tuple[dict[tuple[str, bool], set[str]], str]:
     """Names of weights beside the layers, by where a stage stands and whether it is rank 0; why there are no stages."""
     n = source.n_layers
     kinds = {"only": whole(n)}
@@ -153,7 +153,7 @@ def _held(source: _Source, skeleton: Any) -> tuple[dict[tuple[str, bool], set[st
             unstaged = error.cause
     held = {}
     for kind, part in kinds.items():
-        for first in (True, False):
+        for first in (True, False) if ranks > 1 else (True,):
             one = part if first else Part(part.layers, n, part.stage, part.n_stages, 1, 2)
             model, own, _ = source.build()
             paths = _paths(own)

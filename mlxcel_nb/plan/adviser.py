@@ -73,11 +73,11 @@ class Advice:
     by: str
 
 
-def advise(facts: ModelFacts, nodes: Sequence[Node], load: Load, links: Links, usual: Speed) -> Advice:
+def advise(facts: ModelFacts, nodes: Sequence[Node], load: Load, links: Links, usual: Speed | None) -> Advice:
     """Look at every layout of up to as many members as there are nodes.
 
     Args:
-        usual: the speed of nodes whose own is not known.
+        usual: the speed of nodes whose own is not known; None where all are.
     """
     known = all(node.bandwidth for node in nodes)
     judged, refused = [], []
@@ -131,7 +131,15 @@ def _choose(nodes: Sequence[Node], tp: int, pp: int) -> tuple[Node, ...]:
 
 
 def _judge(
-    facts: ModelFacts, nodes: tuple[Node, ...], tp: int, pp: int, load: Load, links: Links, usual: Speed, *, known: bool
+    facts: ModelFacts,
+    nodes: tuple[Node, ...],
+    tp: int,
+    pp: int,
+    load: Load,
+    links: Links,
+    usual: Speed | None,
+    *,
+    known: bool,
 ) -> Judged:
     speeds = [node.speed(usual) for node in nodes]
     stages = split_evenly(facts.n_layers, pp)

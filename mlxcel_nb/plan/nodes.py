@@ -39,7 +39,7 @@ class Node:
     Args:
         memory: bytes it may take.
         host: nodes of the same host reach each other without a network.
-        speed: None where it is not known.
+        bandwidth, flops: as of a `Speed`; None where they are not known.
     """
 
     name: str
@@ -48,8 +48,11 @@ class Node:
     bandwidth: float | None = None
     flops: float | None = None
 
-    def speed(self, usual: Speed) -> Speed:
-        """Its own figures, or the usual ones where it has none."""
+    def speed(self, usual: Speed | None) -> Speed:
+        """Its own figures, or the usual ones where it has none; a cost of each layer is known of the usual alone."""
+        if self.bandwidth and self.flops:
+            return Speed(self.bandwidth, self.flops)
+        assert usual is not None  # whoever has nodes without a speed says what is usual
         return Speed(self.bandwidth or usual.bandwidth, self.flops or usual.flops, usual.per_layer)
 
 

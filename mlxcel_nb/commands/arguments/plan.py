@@ -1,0 +1,41 @@
+"""Arguments of `plan`. Pure."""
+
+from __future__ import annotations
+
+import argparse
+
+from mlxcel_nb.commands.arguments import shared
+from mlxcel_nb.commands.parser import Kind, Tree, Where
+from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.plan.nodes import Node, parse_nodes
+
+DTYPES = ("native", "float32", "float16", "bfloat16")
+
+
+def add(tree: Tree) -> None:
+    detail = (
+        "Sizes are counted from the model as it would be built; a config.json alone is enough, no weight is read and "
+        "no engine starts. Times are estimates."
+    )
+    plan = tree.leaf("plan", "which layouts fit which nodes, and which to take", "plan:plan", detail=detail)
+    about = "a known name, a folder, a GGUF file, a hub id or a config.json"
+    plan.add("model", metavar="MODEL", completes=Kind.MODEL, help=about)
+    given = "memory of each, as in 16GB,16GB,8GB; 2x24GB on one host; 16GB@100GB/s@4TFLOPS (default: what runs here)"
+    plan.add("--nodes", type=nodes, metavar="LIST", help=given)
+    plan.add(
+        "--context", type=shared.count, metavar="N", help="tokens of a sequence (default 4096, or the model's most)"
+    )
+    plan.add("--concurrency", type=shared.count, default=1, metavar="N", help="sequences at once (default 1)")
+    plan.add("--prompt", type=shared.count, metavar="N", help="tokens read before the first is made (default 512)")
+    plan.add("--link", type=shared.shape, metavar="SHAPE", help="between hosts, as in 1Gbit,2ms (default 1Gbit,200us)")
+    plan.add("--dtype", choices=DTYPES, default="native", help="what weights are loaded as (default native: as stored)")
+    plan.add("--bits", type=int, choices=(4, 8, 16), help="as if converted to so many bits a weight first")
+    plan.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else it is refused")
+    plan.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object")
+
+
+def nodes(text: str) -> tuple[Node, ...]:
+    try:
+        return parse_nodes(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,166 @@
+"""What `plan` says: layouts and their bytes node by node, and the words around them. Pure: from advice to a `View`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mlxcel_nb.display.reports import layers_text
+from mlxcel_nb.display.view import Column, View, stack, table
+from mlxcel_nb.plan.adviser import Advice, Judged
+from mlxcel_nb.plan.estimate import LONGEST, Links, Load, NodePlan
+from mlxcel_nb.plan.facts import ModelFacts
+from mlxcel_nb.plan.nodes import Node, Speed
+from mlxcel_nb.util.units import bytes_text, figure
+
+TAKEN, FITS, DOES_NOT = "▸", "○", "✕"
+
+
+def plan_view(facts: ModelFacts, load: Load, advice: Advice, assumed: Sequence[str]) -> View:
+    """Two tables, layouts and nodes, and what to do."""
+    columns = [Column(""), Column("layout"), Column("layers")]
+    columns += [Column(name, number=True) for name in ("longest context", "at once", "first token", "tokens/s")]
+    columns.append(Column("why not"))
+    rows = [_layout_row(each, advice) for each in advice.judged]
+    title = f"{facts.name}: {facts.model_type}, {facts.n_layers} layers, {bytes_text(facts.weights)} of weights as "
+    title += facts.quantised or facts.dtype
+    several = f"{load.sequences} sequences" if load.sequences > 1 else "a sequence"
+    notes = [
+        f"For {several} of {load.context} tokens, {load.prompt} of them a prompt. Times are estimates.",
+        *assumed,
+        *([f"Layers are shared by {advice.by}, within what fits."] if _uneven(advice) else []),
+        *facts.notes,
+    ]
+    layouts = table(title, columns, rows, notes)
+    refused = table("Layouts that cannot be", [Column("layout"), Column("why")], advice.refused)
+    best = advice.best
+    head = f"Take {best.layout.name}{_how(best)}" if best else "No layout fits"
+    verdict = table(head, [], [], advice.why)
+    return stack(layouts, _bytes_view(advice), *([refused] if advice.refused else []), verdict)
+
+
+def _uneven(advice: Advice) -> bool:
+    """Whether some layout's stages differ by more than a layer."""
+    counts = [[b - a for a, b in each.layout.stages] for each in advice.judged]
+    return any(max(each) - min(each) > 1 for each in counts)
+
+
+def _layout_row(each: Judged, advice: Advice) -> list[object]:
+    mark = TAKEN if each is advice.best else DOES_NOT if each.why_not else FITS
+    layers = ", ".join(str(layers_text(span)) for span in each.layout.stages) if each.layout.pp > 1 else None
+    fits = not each.why_not
+    return [
+        mark,
+        each.layout.name,
+        layers,
+        _many(each.context),
+        _many(each.sequences),
+        _seconds(each.times.first) if fits else None,
+        figure(each.tokens_per_s) if fits else None,
+        each.why_not or None,
+    ]
+
+
+def _bytes_view(advice: Advice) -> View:
+    columns = [Column("layout"), Column("node"), Column("layers")]
+    columns += [Column(n, number=True) for n in ("weights", "KV a token", "caches", "activations", "headroom")]
+    rows: list[list[object]] = []
+    for each in advice.judged:
+        for index, (parts, names) in enumerate(_alike(each.parts)):
+            part = parts[0]
+            left = bytes_text(abs(part.left))
+            rows.append(
+                [
+                    each.layout.name if index == 0 else "",
+                    names,
+                    layers_text(part.layers),
+                    bytes_text(part.weights),
+                    bytes_text(part.kv_per_token),
+                    bytes_text(part.cache),
+                    bytes_text(part.activations),
+                    left if part.left >= 0 else f"{left} short",
+                ]
+            )
+    return table("Bytes on each node", columns, rows)
+
+
+def _alike(parts: Sequence[NodePlan]) -> Iterator[tuple[list[NodePlan], str]]:
+    """Neighbours with the same figures share a line."""
+    for _, group in itertools.groupby(parts, lambda p: (p.layers, p.weights, p.cache, p.activations, p.left)):
+        same = list(group)
+        names = [part.node.name for part in same]
+        yield same, ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]}"
+
+
+def _how(best: Judged) -> str:
+    if best.layout.size == 1:
+        return f" on {best.placement.nodes[0].name}: nothing split"
+    words = [f"--{kind} {n}" for kind, n in (("tp", best.layout.tp), ("pp", best.layout.pp)) if n > 1]
+    if best.layout.pp > 1:
+        words.append(f"--layers {','.join(str(layers_text(span)) for span in best.layout.stages)}")
+    return f": load with {' '.join(words)}"
+
+
+def _many(count: int) -> str | None:
+    return "any" if count >= LONGEST else str(count) if count else None
+
+
+def _seconds(seconds: float) -> str:
+    return f"{figure(seconds)} s" if seconds >= 1 else f"{figure(seconds * 1e3)} ms"
+
+
+def plan_dict(
+    facts: ModelFacts,
+    nodes: Sequence[Node],
+    load: Load,
+    links: Links,
+    usual: Speed | None,
+    advice: Advice,
+    assumed: Sequence[str],
+) -> dict[str, Any]:
+    """The same for other programs: bytes, seconds, tokens; layer ranges half-open."""
+    return {
+        "model": facts.name,
+        "model_type": facts.model_type,
+        "layers": facts.n_layers,
+        "weights_bytes": facts.weights,
+        "dtype": facts.dtype,
+        "quantised": facts.quantised or None,
+        "max_context": facts.context or None,
+        "asked": {"context": load.context, "concurrency": load.sequences, "prompt": load.prompt},
+        "nodes": [
+            {"name": n.name, "host": n.host, "memory_bytes": n.memory, "bandwidth": n.speed(usual).bandwidth,
+             "flops": n.speed(usual).flops, "speed_given": n.bandwidth is not None}
+            for n in nodes
+        ],
+        "link": {"latency_s": links.network.latency_s, "bytes_per_s": links.network.bytes_per_s},
+        "layouts": [_judged_dict(each, each is advice.best) for each in advice.judged],
+        "refused": [{"layout": name, "why": why} for name, why in advice.refused],
+        "recommended": advice.best.layout.name if advice.best else None,
+        "why": list(advice.why),
+        "assumed": list(assumed),
+        "times": "estimates",
+    }  # fmt: skip
+
+
+def _judged_dict(each: Judged, recommended: bool) -> dict[str, Any]:
+    return {
+        "layout": each.layout.name,
+        "tp": each.layout.tp,
+        "stages": [list(span) for span in each.layout.stages],
+        "fits": not each.why_not,
+        "why_not": each.why_not or None,
+        "recommended": recommended,
+        "max_context": each.context,
+        "max_concurrency": each.sequences,
+        "first_token_s": each.times.first,
+        "tokens_per_s": each.tokens_per_s,
+        "parts": [
+            {"node": p.node.name, "stage": p.stage, "rank": p.rank, "layers": list(p.layers),
+             "weights_bytes": p.weights, "kv_bytes_per_token": p.kv_per_token, "cache_bytes": p.cache,
+             "activation_bytes": p.activations, "headroom_bytes": p.left, "max_context": p.context,
+             "max_concurrency": p.sequences}
+            for p in each.parts
+        ],
+    }  # fmt: skip
