@@ -76,7 +76,7 @@ class LoadedPart:
         self,
         x: mx.array | Handover,
         cache: list[Any],
-        on_layer: Callable[[int], None] | None = None,
+        on_layer: Callable[[int, mx.array], None] | None = None,
         *,
         all_logits: bool = False,
     ) -> Any:
@@ -85,8 +85,9 @@ class LoadedPart:
         Args:
             x: token ids (B, L) on the first stage; on later ones, what the stage before gave.
             cache: from `make_cache`; moved on by L.
-            on_layer: called with a layer's index once its output has been evaluated; what it raises leaves the
-                chunk half done, and the cache is then to be thrown away. None builds one lazy graph.
+            on_layer: called with a layer's index and its output, (B, L, D) in most models, once that has been
+                evaluated; what it raises leaves the chunk half done, and the cache is then to be thrown away.
+                None builds one lazy graph.
             all_logits: the part that samples gives the logits of every position, not of the last alone.
 
         Returns:

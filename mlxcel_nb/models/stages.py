@@ -138,8 +138,9 @@ class Held:
         out = super().__call__(*call.args, **call.kwargs)  # type: ignore[misc]
         family.leave(call, out, switches)
         if switches.on_layer is not None:
-            mx.eval(family.hidden(out))
-            switches.on_layer(index)
+            hidden = family.hidden(out)
+            mx.eval(hidden)
+            switches.on_layer(index, hidden)
         if index != family.end - 1:
             return out
         if not samples:

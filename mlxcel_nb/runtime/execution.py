@@ -61,7 +61,7 @@ class Execution:
         self._last = layout.stage_of(me) == layout.pp - 1
         self._sampler = Sampler(params, context) if me == layout.sampler else None
 
-    def _after_layer(self, _layer: int) -> None:
+    def _after_layer(self, _layer: int, _output: mx.array) -> None:
         self.layers_done += 1
         self._check()
 

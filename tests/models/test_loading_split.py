@@ -138,7 +138,7 @@ def test_layers_are_reported_in_order_after_each_is_evaluated_and_not_in_decode(
     cache = part.make_cache()
     seen: list[int] = []
     hidden = mx.zeros((1, 3, 64))
-    part.forward({"hidden": hidden}, cache, seen.append)
+    part.forward({"hidden": hidden}, cache, lambda layer, _: seen.append(layer))
     assert seen == [1, 2, 3]
     part.forward({"hidden": hidden}, cache)
     assert seen == [1, 2, 3]
@@ -147,7 +147,7 @@ def test_layers_are_reported_in_order_after_each_is_evaluated_and_not_in_decode(
 def test_what_on_layer_raises_leaves_the_chunk_and_the_part_stays_usable(tiny: Any) -> None:
     part = load_part(tiny("llama"), Part((0, 5), 5))
 
-    def stop(layer: int) -> None:
+    def stop(layer: int, _: mx.array) -> None:
         if layer == 2:
             raise KeyboardInterrupt
 

@@ -26,20 +26,20 @@ class Switches:
     """What `forward` tells the stand-ins inside a model for the time of one call, and what they tell it.
 
     Args:
-        on_layer: called with a layer's index once its output has been evaluated.
+        on_layer: called with a layer's index and the residual stream in its output, once that has been evaluated.
         all_logits: logits of every position are wanted, not of the last alone.
         received: from the stage before; empty on the first.
         sent: for the next stage.
         family: set once, when the stage is put together.
     """
 
-    on_layer: Callable[[int], None] | None = None
+    on_layer: Callable[[int, mx.array], None] | None = None
     all_logits: bool = False
     received: Handover = field(default_factory=dict)
     sent: Handover = field(default_factory=dict)
     family: Family | None = None
 
-    def begin(self, received: Handover, on_layer: Callable[[int], None] | None, *, all_logits: bool) -> None:
+    def begin(self, received: Handover, on_layer: Callable[[int, mx.array], None] | None, *, all_logits: bool) -> None:
         self.received, self.sent = received, {}
         self.on_layer, self.all_logits = on_layer, all_logits
 
