@@ -33,6 +33,25 @@ MIXTURES = frozenset({
 In others (a norm or the input itself comes after the sum) the experts' own outputs are added up."""
 
 
+PARALLEL: dict[str, tuple[str, str]] = {
+    "cohere.TransformerBlock": ("self_attn", "mlp"),
+    "cohere2.TransformerBlock": ("self_attn", "mlp"),
+    "falcon_h1.FalconH1DecoderLayer": ("mamba", "self_attn"),
+    "gpt_neox.TransformerBlock": ("attention", "mlp"),
+    "gptj.GPTJBlock": ("attn", "mlp"),
+    "phi.PhiDecoderLayer": ("self_attn", "mlp"),
+    "phixtral.ParallelBlock": ("mixer", "moe"),
+    "plamo.PlamoDecoderLayer": ("self_attn", "mlp"),
+    "stablelm.DecoderLayer": ("self_attn", "mlp"),
+}
+"""Layers that add up two parts as they are: one sum does for both. The part that is called first stands first."""
+
+
+def parallel(module: Any) -> tuple[str, str] | None:
+    """The two parts of such a layer; where it has a switch for it, only when that is on."""
+    return PARALLEL.get(name_of(module)) if getattr(module, "use_parallel_residual", True) else None
+
+
 def rule(module: Any) -> tuple[str, Rule] | None:
     """What kind of block `module` is and how it is cut; None for what is no block of its own."""
     name = name_of(module)
@@ -81,13 +100,16 @@ OWN: dict[str, tuple[str, Rule]] = {
     "lfm2_moe.ShortConv": ("short convolution", state_space.short_convolution),
     "mamba.MambaBlock": ("state space", state_space.mamba),
     "mamba2.Mamba2Block": ("state space", state_space.mamba2),
+    "nemotron-nas.LinearSubblockReplacement": ("product", feed_forward.lone_product),
     "nemotron_h.NemotronHMamba2Mixer": ("state space", state_space.mamba2),
     "olmo_hybrid.GatedDeltaNet": ("linear attention", linear_attention.gated_delta),
     "plamo2.Mamba": ("state space", state_space.plamo2_mamba),
     "qwen3_5.GatedDeltaNet": ("linear attention", linear_attention.gated_delta),
     "qwen3_next.Qwen3NextGatedDeltaNet": ("linear attention", linear_attention.gated_delta),
+    "rwkv7.Rwkv7TimeMixing": ("linear attention", linear_attention.time_mixing),
     "recurrent_gemma.RecurrentBlock": ("recurrence", state_space.gated_recurrence),
     "baichuan_m1.Attention": ("attention", attention.width_of_input(attention.fused_attention)),
+    "deepseek_v41.Attention": ("attention", latent.grouped_output_attention),
     "exaone.AttentionModule": ("attention", attention.width_of_input(attention.attention)),
     "iquestloopcoder.LoopGateProjection": ("gates of heads", attention.loop_gate),
     "plamo.Attention": ("attention", attention.tiled_attention),

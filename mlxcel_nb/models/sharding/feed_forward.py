@@ -12,7 +12,7 @@ from typing import Any
 from mlx import nn
 
 from mlxcel_nb.models.sharding.block import Block, Whole, is_product
-from mlxcel_nb.models.sharding.standins import AllReduce, SpreadNorm, become, spread_experts, summed
+from mlxcel_nb.models.sharding.standins import AllReduce, SpreadNorm, become, sliced, spread_experts, summed
 from mlxcel_nb.plan.cuts import scaled
 
 DOWN = (
@@ -114,3 +114,11 @@ def experts(block: Block, *, sums: bool = True, spread: bool = False) -> None:
     block.columns(down, [span])
     if sums:
         block.join(down, summed)
+
+
+def lone_product(block: Block) -> None:
+    """A matrix in the place of a block: each rank multiplies some of the inputs."""
+    (name,) = block.products()
+    span = block.rank.units(block.inputs(name), block.group(name))
+    block.columns(name, [span])
+    block.join(name, partial(sliced, span=span))

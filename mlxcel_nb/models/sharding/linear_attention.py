@@ -5,11 +5,12 @@ Heads are cut as in attention, with whatever belongs to them: convolutions of q,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from mlxcel_nb.models.sharding.attention import KEY_NORMS, QUERY_NORMS
 from mlxcel_nb.models.sharding.block import Block, Whole
-from mlxcel_nb.models.sharding.standins import AllReduce, summed
+from mlxcel_nb.models.sharding.standins import AllReduce, scattered, sliced, summed
 from mlxcel_nb.plan.cuts import scaled
 
 
@@ -116,3 +117,18 @@ def decayed(block: Block) -> None:
     block.set("groups", share.n_queries * groups // heads, at="g_norm")
     block.set("num_attention_heads", share.n_queries)
     block.set("num_key_value_heads", share.n_queries)
+
+
+def time_mixing(block: Block) -> None:
+    """RWKV-7's. Its code takes the width of what it makes from its input, so a rank's heads lie among empty ones."""
+    heads, size = block.module.num_heads, block.module.head_dim
+    share = block.rank.heads(heads, heads, size, block.group("o_proj"))
+    span = scaled(share.queries, size)
+    loras = [name for name in ("w_lora", "a_lora", "v_lora", "g_lora") if f"{name}.lora.2.weight" in block.shapes]
+    for name in ("r_proj", "k_proj", "v_proj", *(f"{lora}.lora.2" for lora in loras)):
+        block.rows(name, [span], "heads")
+        block.join(name, partial(scattered, place=(*span, heads * size)))
+    block.whole(*(f"{lora}.lora.0" for lora in loras))
+    block.whole(*(f"x_{letter}" for letter in "rwkvag"), "k_k", "k_a", "r_k", "g_norm")
+    block.columns("o_proj", [span], "heads")
+    block.join("o_proj", partial(sliced, span=span))

@@ -21,9 +21,9 @@ from mlxcel_nb.models.quantisation import group_sizes
 from mlxcel_nb.models.sharding import feed_forward
 from mlxcel_nb.models.sharding.attention import OUTPUTS
 from mlxcel_nb.models.sharding.block import Block, Join, Rank, Whole, is_product
-from mlxcel_nb.models.sharding.families import MIXTURES, Rule, rule
+from mlxcel_nb.models.sharding.families import MIXTURES, Rule, parallel, rule
 from mlxcel_nb.models.sharding.feed_forward import name_of
-from mlxcel_nb.models.sharding.standins import AllReduce, summed
+from mlxcel_nb.models.sharding.standins import AllReduce, summed, together
 from mlxcel_nb.plan.cuts import Cut
 from mlxcel_nb.plan.part import Part
 from mlxcel_nb.plan.shards import Range, head_group
@@ -55,6 +55,7 @@ class TensorPlan:
         settings: path of a module, attribute, value.
         kept: path of a list of modules or computed array -> what is kept of it.
         joins: path of a module, what is put on it once the weights are in place.
+        pairs: paths of two modules, the first called before the second, that are added up in one sum.
         blocks: every block that was found.
     """
 
@@ -63,6 +64,7 @@ class TensorPlan:
     settings: list[tuple[str, str, Any]] = field(default_factory=list)
     kept: list[tuple[str, Range]] = field(default_factory=list)
     joins: list[tuple[str, Join]] = field(default_factory=list)
+    pairs: list[tuple[str, str]] = field(default_factory=list)
     blocks: list[BlockReport] = field(default_factory=list)
 
     def report(self) -> list[str]:
@@ -144,6 +146,20 @@ def _walk(module: Any, path: str, rank: Rank, root: Any, experts: str, made: Ten
         made.blocks.append(BlockReport(path, type(module).__name__, size, "there is no rule for it"))
     for key, child in _children(module):
         _walk(child, f"{path}.{key}".strip("."), rank, root, experts, made)
+    if parts := parallel(module):
+        _pair(made, *(f"{path}.{part}" for part in parts))
+
+
+def _pair(made: TensorPlan, first: str, second: str) -> None:
+    """Replace the sums of two parts of a layer by one, if each has one."""
+    ends = []
+    for part in (first, second):
+        sums = [place for place in made.joins if place[1] is summed and f"{place[0]}.".startswith(f"{part}.")]
+        if not sums:
+            return
+        ends.append(sums[-1])
+    made.joins = [place for place in made.joins if place not in ends]
+    made.pairs.append((ends[0][0], ends[1][0]))
 
 
 def _children(module: Any) -> list[tuple[str, Any]]:
@@ -237,9 +253,14 @@ def join(model: Any, made: TensorPlan, all_reduce: AllReduce | None) -> None:
         if parent in modules:
             value = modules[parent][key] if key in modules[parent] else getattr(modules[parent], key)
             setattr(modules[parent], key, value[span[0] : span[1]])
+    if all_reduce is None:
+        return
     for path, put_on in made.joins:
-        if path in modules and all_reduce is not None:
+        if path in modules:
             put_on(modules[path], all_reduce)
+    for first, second in made.pairs:
+        if first in modules and second in modules:
+            together(modules[first], modules[second], all_reduce)
 
 
 def layer_of(path: str) -> int | None:

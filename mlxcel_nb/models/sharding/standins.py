@@ -127,3 +127,67 @@ def claim_width(module: Any, _: AllReduce, *, width: int, products: list[str]) -
     become(module, Narrowed, claim=width)
     for name in products:
         become(module[name], Unwrapping)
+
+
+class HeldBack:
+    """The first of two parts of a layer that are added together: it waits for the second, and there is one sum."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        self._pair["first"] = out  # type: ignore[attr-defined]
+        return mx.zeros((1,) * out.ndim, out.dtype)
+
+
+class Together:
+    """The second of them."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return self._all_reduce(out + self._pair.pop("first"))  # type: ignore[attr-defined]
+
+
+class Scattered:
+    """A product whose outputs lie among zeros where the whole's would, for a block that insists on all of them."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Any) -> Any:
+        first, last, total = self._place  # type: ignore[attr-defined]
+        out = super().__call__(x)  # type: ignore[misc]
+        return mx.pad(out, [(0, 0)] * (out.ndim - 1) + [(first, total - last)])
+
+
+class Sliced:
+    """A product that is given all inputs and takes a rank's of them; its outputs are added up."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Any) -> Any:
+        first, last = self._span  # type: ignore[attr-defined]
+        return self._all_reduce(super().__call__(x[..., first:last]))  # type: ignore[misc, attr-defined]
+
+
+def together(first: Any, second: Any, all_reduce: AllReduce) -> None:
+    """Add up what two modules give, the first called before the second, in one sum. Neither has a stand-in yet."""
+    pair: dict[str, Any] = {}
+    become(first, HeldBack)
+    become(second, Together, all_reduce=all_reduce)
+    # Not by `setattr`, which would count a table among the module's parameters.
+    object.__setattr__(first, "_pair", pair)
+    object.__setattr__(second, "_pair", pair)
+
+
+def scattered(module: Any, _: AllReduce, *, place: tuple[int, int, int]) -> None:
+    """Put a product's outputs, `place[0]` to `place[1]` of `place[2]`, where they belong."""
+    become(module, Scattered)
+    object.__setattr__(module, "_place", place)
+
+
+def sliced(module: Any, all_reduce: AllReduce, *, span: tuple[int, int]) -> None:
+    """Have a product take `span` of its inputs."""
+    become(module, Sliced, all_reduce=all_reduce)
+    object.__setattr__(module, "_span", span)

@@ -78,6 +78,23 @@ def test_a_mixture_with_shared_experts_has_one_sum_and_a_whole_router() -> None:
     assert made.cuts["model.layers.4.mlp.shared_experts.up_proj.weight"].how == "rows"
 
 
+@pytest.mark.parametrize(("name", "sums"), [("llama", 2), ("cohere", 1), ("gpt_neox", 1), ("falcon_h1", 3)])
+def test_two_parts_of_a_layer_that_are_added_together_take_one_sum(name: str, sums: int) -> None:
+    """Falcon's layers have one for the attention beside the state space, one for its norm, one for the feed-forward."""
+    _, made = plan_of(name, 0, 2)
+    layer = [path for path, _ in made.joins if ".layers.3." in path or ".h.3." in path]
+    pairs = [pair for pair in made.pairs if ".layers.3." in pair[0] or ".h.3." in pair[0]]
+    assert len(layer) + len(pairs) == sums
+    assert len(pairs) == (name != "llama")
+
+
+def test_a_layer_whose_parts_follow_each_other_has_two_sums_though_others_of_its_class_have_one() -> None:
+    entry = ENTRIES["gpt_neox"]
+    config = {**entry.config, "use_parallel_residual": False}
+    made = sharding.plan(architecture.build(config), config, Part((0, 7), 7, 0, 1, 0, 2))
+    assert (len(made.joins), made.pairs) == (14, [])
+
+
 def test_what_has_no_rule_stays_whole_and_the_report_says_why() -> None:
     model, made = plan_of("gemma3n", 0, 2)
     assert "feed-forward: whole on every rank, its activation compares all hidden units (2)" in made.report()
