@@ -50,7 +50,8 @@ class Imagined(Weights):
         self._shapes = {name: tuple(array.shape) for name, array in named_arrays(model)}
         if skeleton is not None:
             skeleton.look()
-        self._sources = _sources(model, self._table, stored_dtype(config))
+        packs_itself = any(name.endswith(".scales") for name in self._shapes)  # and its table tells it how
+        self._sources = _sources(model, {} if packs_itself else self._table, stored_dtype(config))
 
 
 def _sources(model: Any, table: Mapping[str, Any], stored: mx.Dtype) -> dict[str, Source]:
@@ -105,8 +106,8 @@ def drop_tied_head(model: Any, config: Mapping[str, Any]) -> None:
     """
     tables = [table for table in (config, config.get("text_config")) if isinstance(table, Mapping)]
     said = [table["tie_word_embeddings"] for table in tables if "tie_word_embeddings" in table]
-    names = [name for name, _ in named_arrays(model)]
-    if "lm_head.weight" in names and hasattr(model, "sanitize") and (not said or said[-1]):
-        files = {name: mx.zeros(()) for name in names if not name.startswith("lm_head.")}
+    arrays = dict(named_arrays(model))
+    if "lm_head.weight" in arrays and hasattr(model, "sanitize") and (not said or said[-1]):
+        files = {name: array for name, array in arrays.items() if not name.startswith("lm_head.")}
         with contextlib.suppress(KeyError, ValueError, IndexError, AttributeError, TypeError):
             model.sanitize(files)  # of interest is what it does to the model, before it may find something missing

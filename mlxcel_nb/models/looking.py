@@ -11,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxcel_nb.errors import ModelError
 from mlxcel_nb.plan.facts import Growth
 
 TOKENS = 8
@@ -29,7 +28,8 @@ class Look:
         chunk: tokens of a prompt that are read at once.
 
     Attributes:
-        width: bytes of what a layer hands on of one token.
+        width: bytes of what a layer hands on of one token; 0 where it is not known.
+        note: what a user should know about it.
         caches: by layer.
         sums: by layer, bytes of each all-reduce for one token.
         chosen: share of its experts that one token goes to, by id of the module that holds them.
@@ -41,6 +41,7 @@ class Look:
         self._owners: dict[int, int] = {}
         self._held: list[Any] = []
         self.width = 0
+        self.note = ""
         self.caches: dict[int, list[Growth]] = {}
         self.sums: dict[int, list[int]] = {}
         self.chosen: dict[str, float] = {}
@@ -67,13 +68,19 @@ class Look:
         self.sums.setdefault(self._layer, []).append(x.nbytes // self._tokens)
         return x
 
-    def run(self) -> None:
+    def run(self, otherwise: Growth) -> None:
         """Build the graph.
 
-        Raises:
-            ModelError: the model's code needs what this machine does not have.
+        Args:
+            otherwise: what a layer keeps where this machine cannot build it, for want of kernels that the model has
+                for another.
         """
-        caches = self._run(TOKENS)
+        try:
+            caches = self._run(TOKENS)
+        except (RuntimeError, ValueError) as error:
+            self.caches = {layer: [otherwise] for layer in range(self._n_layers)}
+            self.note = f"Caches are counted by config.json, as the model does not run here: {error}."
+            return
         for index, cache in enumerate(caches):
             layer = self._owners.get(index, index % self._n_layers)  # where a model runs parts of its layers itself
             growth = _growth(cache, self._heads, self._chunk)
@@ -94,10 +101,7 @@ class Look:
         self._tokens = tokens
         cache = make_prompt_cache(self._model)
         self._held = list(_leaves(cache))
-        try:
-            self._model(mx.zeros((1, tokens), mx.int32), cache=cache)
-        except (RuntimeError, ValueError) as error:
-            raise ModelError(f"its caches cannot be measured on this machine: {error}") from error
+        self._model(mx.zeros((1, tokens), mx.int32), cache=cache)
         return self._held
 
     def _around(self, index: int) -> Callable[..., Any]:
@@ -180,5 +184,5 @@ def _growth(cache: Any, heads: int, chunk: int) -> Growth | None:
     if isinstance(cache, kinds.RotatingKVCache):
         most = cache.max_size + chunk - 1  # it keeps a window for the first token of a chunk too
     elif isinstance(cache, kinds.ChunkedKVCache):
-        most = cache.chunk_size + chunk
+        most = cache.chunk_size + -(-chunk // cache.step) * cache.step
     return Growth(per_token, most=most, step=cache.step, group=max(1, heads // cache.keys.shape[1]))

@@ -23,7 +23,7 @@ from mlxcel_nb.models.looking import Look
 from mlxcel_nb.models.safetensors_index import TensorEntry
 from mlxcel_nb.models.stages import named_arrays
 from mlxcel_nb.models.weights import Weights
-from mlxcel_nb.plan.facts import Ends, LayerFacts, ModelFacts, RankFacts
+from mlxcel_nb.plan.facts import Ends, Growth, LayerFacts, ModelFacts, RankFacts
 from mlxcel_nb.plan.part import Part, whole
 from mlxcel_nb.plan.shards import check_tp
 
@@ -122,7 +122,7 @@ def gather(
         refused=refused,
         unstaged=unstaged,
         quantised=_packed(config) if target is None else "",
-        notes=(),
+        notes=(look.note,) if look.note else (),
     )
 
 
@@ -188,7 +188,7 @@ def _rank(
         look = seen[key] = Look(model, skeleton.layers if skeleton else [], heads=heads, chunk=source.chunk)
         look.place(shapes, activations)
         sharding.join(model, tensor_plan, look.all_reduce)
-        look.run()
+        look.run(_by_config(source.config, part.tp_size, activations.size))
     names = [[name for name in shapes if name.startswith(path)] for path in _paths(skeleton)] or [list(shapes)]
     layers = [_layer(weights, own, shapes, look, index, activations) for index, own in enumerate(names)]
     layers += [LayerFacts(0, 0, 0)] * (source.n_layers - len(layers))
@@ -225,6 +225,14 @@ def _layer(
         cache=tuple(look.caches.get(index, ())),
         sums=tuple(look.sums.get(index, ())),
     )
+
+
+def _by_config(config: Mapping[str, Any], tp: int, itemsize: int) -> Growth:
+    """Keys and values of a layer of the usual attention, as its config counts heads."""
+    heads = number_of(config, *HEADS)
+    keys = number_of(config, "num_key_value_heads") or heads
+    size = number_of(config, "head_dim") or number_of(config, "hidden_size") // max(1, heads)
+    return Growth(2 * -(-keys // tp) * size * itemsize, step=256, group=max(1, heads // max(1, keys)))
 
 
 def _tables(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
