@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlxcel_nb.models import architecture
-from mlxcel_nb.models.caches import advance
+from mlxcel_nb.models.caches import advance, advance_others, positions
 from tests.models.mesh import run_mesh
 from tests.tiny import make_tiny
 
@@ -42,6 +42,34 @@ def test_offsets_and_masks_are_those_of_a_cache_that_is_fed(kind: int, steps: li
         advance(counted, count)
     assert counted.offset == fed.offset == sum(steps)
     assert counted.empty()
+
+
+def test_a_chunked_cache_begins_where_the_owner_s_begins_when_a_step_reads_it() -> None:
+    """Llama 4: every step first cuts the front off, which a cache that holds nothing does not do by itself."""
+    architecture.enter_mlx_lm()
+    from mlx_lm.models.cache import ChunkedKVCache
+
+    fed, counted = ChunkedKVCache(8), ChunkedKVCache(8)
+    for count in (5, 7, 1, 1, 20, 1):
+        for cache in (fed, counted):
+            cache.maybe_trim_front()
+        assert (counted.offset, counted.start_position) == (fed.offset, fed.start_position)
+        fed.update_and_fetch(mx.zeros((1, 1, count, 4)), mx.zeros((1, 1, count, 4)))
+        advance(counted, count)
+
+
+def test_only_what_a_step_has_not_moved_is_moved() -> None:
+    """In lists and pairs of caches too; one without a position, such as a state space's, is left alone."""
+    architecture.enter_mlx_lm()
+    from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
+
+    fed, counted, inner, state = KVCache(), KVCache(), KVCache(), ArraysCache(2)
+    caches = [fed, CacheList(state, inner), (counted, None), None]
+    for _ in range(2):
+        before = positions(caches)
+        fed.update_and_fetch(mx.zeros((1, 1, 3, 4)), mx.zeros((1, 1, 3, 4)))
+        advance_others(caches, before, 3)
+    assert [fed.offset, counted.offset, inner.offset] == [6, 6, 6]
 
 
 def test_a_missing_cache_is_nothing_to_move() -> None:
