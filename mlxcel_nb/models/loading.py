@@ -1,7 +1,7 @@
 """Loads one rank's part of a model: only its slices leave the disk, and only its share stays in memory.
 
-The model is mlx-lm's own, built lazily; `stages` and `sharding` say what of it this rank keeps, and every weight that is
-kept is read, cut, converted and put in place, layer by layer, each after asking whether it fits. A weight that no
+The model is mlx-lm's own, built lazily; `stages` and `sharding` say what of it this rank keeps, and every weight that
+is kept is read, cut, converted and put in place, layer by layer, each after asking whether it fits. A weight that no
 file provides is an error: nothing is ever left as it was initialised. For the MLX thread.
 """
 
@@ -63,6 +63,7 @@ def load_part(
     check: Callable[[], None] | None = None,
     memory: Callable[[], MemoryRoom] = room,
     allow_code: bool = False,
+    experts: str = "cut",
 ) -> LoadedPart:
     """Load `part` of the model folder `path`.
 
@@ -75,6 +76,8 @@ def load_part(
         check: called between reads; what it raises ends the loading.
         memory: how much room there is, asked before each block.
         allow_code: run the folder's own model file, if its config names one.
+        experts: how tensor ranks share a mixture: "cut", some hidden units of every expert each, or "spread", some
+            experts whole.
 
     Raises:
         ConfigError: a split this model does not allow. ModelError: files that are not what they should be.
@@ -96,7 +99,7 @@ def load_part(
     weights = Weights(model, skeleton, entries, quantisation.settings(config), target=_target(dtype))
     untested = stages.check_stages(skeleton, architecture.module_name(config), part)
     check_tp(config, part.tp_size)
-    tensor_plan = sharding.plan(model, config, part, groups=weights.group)
+    tensor_plan = sharding.plan(model, config, part, groups=weights.group, experts=experts)
     weights.cuts = tensor_plan.cuts
     sharding.apply(model, tensor_plan)
     if skeleton is not None:

@@ -22,7 +22,7 @@ class Sum:
     """An all-reduce over threads: `rank(r)` is what rank r calls."""
 
     def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=20)
+        self._barrier = threading.Barrier(size, timeout=120)
         self._parts: list[Any] = [None] * size
 
     def rank(self, index: int) -> Any:
@@ -80,6 +80,7 @@ def run_mesh(
     chunk: int = 512,
     steps: int = 0,
     dtype: str = "auto",
+    experts: str = "cut",
 ) -> list[Run]:
     """Prefill `prompt` in chunks, make `steps` greedy tokens, and return each rank's view."""
     layout = make_layout(n_layers, tp=tp, pp=pp, layers=layers)
@@ -89,7 +90,7 @@ def run_mesh(
 
     def member(rank: int) -> None:
         try:
-            _run_rank(folder, prompt, layout, rank, reduce, runs[rank], chunk, steps, dtype)
+            _run_rank(folder, prompt, layout, rank, reduce, runs[rank], chunk, steps, dtype, experts)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             if not isinstance(error, threading.BrokenBarrierError):
                 errors.append(error)
@@ -115,8 +116,12 @@ def _run_rank(
     chunk: int,
     steps: int,
     dtype: str,
+    experts: str,
 ) -> None:
-    parts = [load_part(folder, part, dtype=dtype, all_reduce=reduce.rank(rank)) for part in parts_of(layout, rank)]
+    parts = [
+        load_part(folder, part, dtype=dtype, all_reduce=reduce.rank(rank), experts=experts)
+        for part in parts_of(layout, rank)
+    ]
     caches = [part.make_cache() for part in parts]
 
     def through(ids: list[int], *, all_logits: bool) -> Any:
