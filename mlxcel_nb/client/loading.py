@@ -22,6 +22,7 @@ from mlxcel_nb.errors import ConfigError, MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.models.folder import check_tokenizer, read_json
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.store import resolve
+from mlxcel_nb.plan.capacity import Room, shared
 from mlxcel_nb.plan.shards import check_tp
 from mlxcel_nb.runtime.protocol import LoadOrder, Member, field
 from mlxcel_nb.util.cores import usable_cores
@@ -37,6 +38,9 @@ PLACES_S = 15.0
 MIN_MOST_ENGINES = 16
 """So many engines are allowed on any machine; beyond, four a core."""
 
+REQUEST_TOKENS = 4096
+"""Of the requests that are counted when a model has loaded, unless it was made for shorter ones."""
+
 Loaded = dict[str, dict[str, Any]]
 """What each node said it loaded."""
 
@@ -48,6 +52,8 @@ class Plan:
     model: str
     path: Path
     layout: Layout
+    context: int = 0
+    """Most positions the model was made for, 0 where it does not say."""
 
 
 def prepare(
@@ -62,10 +68,11 @@ def prepare(
         ConfigError: a split that cannot work. ModelError: a model that is not there or not whole.
     """
     path = resolve(model, allow_code=allow_code, progress=progress)
-    layout = make_layout(model_info(path).layers, tp=tp, pp=pp, layers=layers)
+    facts = model_info(path)
+    layout = make_layout(facts.layers, tp=tp, pp=pp, layers=layers)
     check_tp(read_json(path / "config.json"), layout.tp)
     check_tokenizer(path)
-    return Plan(model=model, path=path, layout=layout)
+    return Plan(model=model, path=path, layout=layout, context=facts.context)
 
 
 def check_count(n: int) -> None:
@@ -198,9 +205,19 @@ def drop_parts(router: Router, instance: str, timeout: float) -> None:
         raise first
 
 
+def _host(member: Member) -> str:
+    """Which members share memory: those of one address, whatever their ports."""
+    address = parse_address(member.address)
+    return "loopback" if address.is_loopback else address.host
+
+
 def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadReport:
     """What the user sees of a finished load."""
     layout = plan.layout
+    hosts = [_host(member) for member in order.members]
+    rooms = shared([Room.from_dict(loaded[member.node_id].get("room")) for member in order.members], hosts)
+    known = [room for room in rooms if room]
+    asked = min(plan.context or REQUEST_TOKENS, REQUEST_TOKENS)
     parts = tuple(
         PartReport(
             node_id=member.node_id,
@@ -209,8 +226,10 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
             layers=layout.stages[layout.stage_of(index)],
             planned_bytes=loaded[member.node_id]["planned_bytes"],
             resident_bytes=loaded[member.node_id]["resident_bytes"],
+            kv_per_token=room.per_token if room else 0,
+            kv_tokens=room.tokens(plan.context) if room else None,
         )
-        for index, member in enumerate(order.members)
+        for index, (member, room) in enumerate(zip(order.members, rooms, strict=True))
     )
     warnings = [each for facts in loaded.values() for each in facts["warnings"]] + path_warnings(order)
     warnings += warning(order.collectives, layout.tp)
@@ -223,4 +242,7 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
         load_s=load_s,
         collectives=order.collectives if layout.tp > 1 else OWN,
         warnings=tuple(dict.fromkeys(warnings)),
+        kv_tokens=min(room.tokens(plan.context) for room in known) if len(known) == len(rooms) else None,
+        request_tokens=asked,
+        requests=min(room.sequences(asked) for room in known) if len(known) == len(rooms) else None,
     )

@@ -104,7 +104,12 @@ class LoadProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class PartReport:
-    """What one node holds. `layers` is half-open; bytes are of weights."""
+    """What one node holds. `layers` is half-open; bytes are of weights.
+
+    Args:
+        kv_per_token: bytes that a token of a request takes.
+        kv_tokens: as of a `LoadReport`, for this node alone.
+    """
 
     node_id: str
     stage: int
@@ -112,11 +117,18 @@ class PartReport:
     layers: tuple[int, int]
     planned_bytes: int
     resident_bytes: int
+    kv_per_token: int = 0
+    kv_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """A loaded model: who holds what."""
+    """A loaded model: who holds what.
+
+    Args:
+        kv_tokens: the longest request that the memory left has room for, on every node; None where one cannot say.
+        request_tokens, requests: so many requests of so many tokens would have room at once.
+    """
 
     model: str
     path: str
@@ -126,6 +138,9 @@ class LoadReport:
     load_s: float
     warnings: tuple[str, ...] = ()
     collectives: str = "own"
+    kv_tokens: int | None = None
+    request_tokens: int = 0
+    requests: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

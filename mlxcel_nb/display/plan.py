@@ -9,7 +9,8 @@ from typing import Any
 from mlxcel_nb.display.reports import layers_text
 from mlxcel_nb.display.view import Column, View, stack, table
 from mlxcel_nb.plan.adviser import Advice, Judged
-from mlxcel_nb.plan.estimate import LONGEST, Links, Load, NodePlan
+from mlxcel_nb.plan.capacity import LONGEST
+from mlxcel_nb.plan.estimate import Links, Load, NodePlan
 from mlxcel_nb.plan.facts import ModelFacts
 from mlxcel_nb.plan.nodes import Node, Speed
 from mlxcel_nb.util.units import bytes_text, figure

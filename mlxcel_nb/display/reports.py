@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxcel_nb.client.report import ClusterStatus, Completion, LinkReport, LoadReport, NodeReport
+from mlxcel_nb.client.report import ClusterStatus, Completion, LinkReport, LoadReport, NodeReport, PartReport
 from mlxcel_nb.cluster.collectives import OWN, marked
 from mlxcel_nb.cluster.paths import SAME_HOST
 from mlxcel_nb.display.view import RUN_MIME, Column, State, View, note, stack, table
@@ -21,6 +21,8 @@ def status_view(status: ClusterStatus) -> View:
         Column("role"),
         Column("layers"),
         Column("weights", number=True),
+        Column("KV a token", number=True),
+        Column("room for tokens", number=True),
         Column("BLAS"),
         Column("threads", number=True),
         Column("pid", number=True),
@@ -36,6 +38,7 @@ def status_view(status: ClusterStatus) -> View:
                 _role(node),
                 layers_text(node.layers),
                 bytes_text(part.resident_bytes) if part else None,
+                *_kv(part),
                 node.blas or None,
                 node.threads or None,
                 node.pid or None,
@@ -124,13 +127,27 @@ def _at_best(node: NodeReport) -> str | None:
 def load_view(report: LoadReport) -> View:
     """Who holds which layers of a freshly loaded model."""
     columns = [Column("node"), Column("stage", number=True), Column("rank", number=True), Column("layers")]
-    columns += [Column("weights", number=True)]
+    columns += [Column(name, number=True) for name in ("weights", "KV a token", "room for tokens")]
     rows = [
-        [part.node_id, part.stage, part.rank, layers_text(part.layers), bytes_text(part.resident_bytes)]
+        [part.node_id, part.stage, part.rank, layers_text(part.layers), bytes_text(part.resident_bytes), *_kv(part)]
         for part in report.parts
     ]
     title = f"{report.model} is ready after {report.load_s:.1f} s: {report.layout}, {report.dtype}{_sums(report)}"
-    return table(title, columns, rows, [f"Note: {warning}" for warning in report.warnings])
+    return table(title, columns, rows, [*_room(report), *(f"Note: {warning}" for warning in report.warnings)])
+
+
+def _kv(part: PartReport | None) -> list[object]:
+    if part is None or part.kv_tokens is None:
+        return [None, None]
+    return [bytes_text(part.kv_per_token), str(part.kv_tokens)]
+
+
+def _room(report: LoadReport) -> list[str]:
+    """For how long a request, and for how many, there is memory: on every node."""
+    if report.kv_tokens is None or report.requests is None:
+        return []
+    several = f"{report.requests} at once of {report.request_tokens}"
+    return [f"Room for a request of {report.kv_tokens} tokens, or {several}, by the node with least."]
 
 
 def _sums(report: LoadReport) -> str:

@@ -126,6 +126,15 @@ def gather(
     )
 
 
+def part_caches(folder: Path, part: Part, *, dtype: str, chunk: int, allow_code: bool = False) -> list[Growth]:
+    """How the caches of a part that is loaded grow; `dtype` is that of its activations."""
+    config = architecture.read_config(folder, allow_code=allow_code)
+    source = _Source(config, folder, {}, getattr(mx, dtype), chunk)
+    number = Part((0, part.n_layers), part.n_layers, 0, 1, part.tp_rank, part.tp_size)
+    rank = _rank(source, number, {}, {}, getattr(mx, dtype))
+    return [growth for layer in rank.layers[slice(*part.layers)] for growth in layer.cache]
+
+
 def as_converted(config: dict[str, Any], bits: int) -> dict[str, Any]:
     """The config of the same model converted to `bits` bits a weight, in groups of 64; 16 undoes any quantisation."""
     plain = {key: value for key, value in config.items() if key not in ("quantization", "quantization_config")}

@@ -15,19 +15,17 @@ Times are estimates of a simple model, and are called that wherever they are sho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxcel_nb.cluster.layout import LayerRange, Layout
 from mlxcel_nb.cluster.shape import LinkShape
+from mlxcel_nb.plan.capacity import LONGEST, longest
 from mlxcel_nb.plan.facts import ModelFacts, RankFacts
 from mlxcel_nb.plan.nodes import Node, Speed
 
 PROCESS = 200_000_000
 """Bytes of an engine beside its part of a model: 95 to 110 MB measured on Linux, the rest for the allocator's slack."""
-
-LONGEST = 1 << 24
-"""Tokens; where no config says more, nobody looks further."""
 
 TOKEN_BYTES = 64
 """A sampled token's way back to the leader, and a step plan's way out: small frames."""
@@ -160,22 +158,13 @@ def node_plan(facts: ModelFacts, placement: Placement, member: int, load: Load) 
         cache=each * load.sequences,
         activations=activations(facts, rank, layers, layout.tp, load, head=head),
         left=room(load.context) - each * load.sequences,
-        context=_longest(facts, lambda tokens: room(tokens) >= load.sequences * cache(tokens)),
+        context=longest(lambda tokens: room(tokens) >= load.sequences * cache(tokens), facts.context or LONGEST),
         sequences=_many(room(load.context), each),
     )
 
 
 def _many(room: int, each: int) -> int:
     return 0 if room < 0 else room // each if each else LONGEST
-
-
-def _longest(facts: ModelFacts, fits: Callable[[int], bool]) -> int:
-    """The most tokens that fit, up to what the model was made for."""
-    low, high = 0, facts.context or LONGEST
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
 
 
 def stage_s(

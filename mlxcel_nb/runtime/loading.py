@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb.cluster.transports import RDMA_BIT
 from mlxcel_nb.models.loading import LoadProgress, Part, load_part
+from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.net.further.agree import agree
 from mlxcel_nb.net.further.offer import Offer
 from mlxcel_nb.net.hot.hot_link import HotLink
@@ -17,6 +19,7 @@ from mlxcel_nb.net.hot.interrupt import Interrupt
 from mlxcel_nb.net.links.link import SHARED_MEMORY
 from mlxcel_nb.net.shared_memory.offer import ELSEWHERE, SharedMemoryOffer
 from mlxcel_nb.net.ucx.offer import UcxOffer
+from mlxcel_nb.plan.capacity import Room, counted
 from mlxcel_nb.runtime import collectives
 from mlxcel_nb.runtime.execution import Instance
 from mlxcel_nb.runtime.fabric import Fabric
@@ -24,6 +27,8 @@ from mlxcel_nb.runtime.protocol import LoadOrder
 
 if TYPE_CHECKING:
     from mlxcel_nb.runtime.worker import Worker
+
+log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 0.1
 
@@ -42,6 +47,21 @@ def speed_up(links: Mapping[int, HotLink], interrupt: Interrupt) -> None:
                 break
             if not reason.endswith(ELSEWHERE):  # as most hosts are
                 hot.link.why = "; ".join(filter(None, [hot.link.why, f"no {name}: {reason}"]))
+
+
+def room_left(order: LoadOrder, part: LoadedPart) -> dict[str, Any] | None:
+    """What this host has left for keys and values of the part, and how they grow. Never a reason for a load to fail."""
+    from mlxcel_nb.models import memory, sizes
+    from mlxcel_nb.runtime.leader import PREFILL_CHUNK
+
+    try:
+        growths = sizes.part_caches(
+            Path(order.model), part.part, dtype=part.dtype, chunk=PREFILL_CHUNK, allow_code=order.allow_code
+        )
+    except Exception as error:  # noqa: BLE001  # a model may do anything when it is built; it has been loaded all the same
+        log.info("the caches of %s cannot be told: %s", order.model, error)
+        return None
+    return Room(counted(growths), memory.room().available).to_dict()
 
 
 def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -> Instance:

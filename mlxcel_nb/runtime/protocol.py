@@ -7,7 +7,7 @@ type       from -> to        meaning
 ========== ================= ==========================================================================
 load       router -> node    take this part of this model; answered by progress ..., then loaded or error
 progress   node -> router    so many bytes of the part have been loaded
-loaded     node -> router    the part is ready: its layers, bytes and dtype
+loaded     node -> router    the part is ready: its layers, bytes and dtype, and what room is left for caches
 unload     router -> node    drop the model; answered by reply
 generate   router -> leader  make text; answered by stream frames prefill ..., delta ..., end
 prefill    leader -> router  (stream) so much of a long prompt has been read

@@ -1,0 +1,33 @@
+"""A model that has loaded says for how many tokens and requests there is room, node by node and as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from mlxcel_nb.client.cluster import Cluster
+from mlxcel_nb.display.reports import load_view, status_view
+from tests.tiny import make_tiny
+
+
+def test_room_is_told_when_a_model_has_loaded(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "m", max_position_embeddings=1 << 23)
+    with Cluster(n=2) as cluster:
+        report = cluster.load(str(folder), layers="0-3,4")
+        assert [part.kv_per_token for part in report.parts] == [4 * 256, 256]  # keys and values of 4 heads of 8
+        # Two engines share this machine, so the one with four layers has room for a quarter of what the other has.
+        first, second = (part.kv_tokens for part in report.parts)
+        assert first
+        assert second
+        assert report.kv_tokens == first <= second
+        assert first * 4 * 256 <= psutil.virtual_memory().total / 2
+        assert first == 1 << 23 or abs(second / first - 4) < 0.1 or second == 1 << 23
+        assert report.request_tokens == 4096
+        assert report.requests
+        assert abs(report.requests * 4096 * 4 * 256 / (first * 4 * 256) - 1) < 0.1 or first == 1 << 23
+        assert f"Room for a request of {first} tokens" in load_view(report).text
+        assert f"{first}" in status_view(cluster.status()).text
+        cluster.unload()
+        spread = cluster.load(str(folder), tp=2)
+        assert [part.kv_per_token for part in spread.parts] == [5 * 128, 5 * 128]
