@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.errors import ConfigError, ModelError
 from mlxcel_nb.models import architecture, quantisation, sharding, stages
 from mlxcel_nb.models.imagined import Imagined, drop_tied_head
 from mlxcel_nb.models.looking import Look
@@ -56,6 +56,7 @@ class _Source:
     target: mx.Dtype | None
     chunk: int
     n_layers: int = 0
+    notes: list[str] = field(default_factory=list)
 
     def build(self) -> _Built:
         model = architecture.build(copy.deepcopy(self.config), self.folder)
@@ -122,13 +123,19 @@ def gather(
         refused=refused,
         unstaged=unstaged,
         quantised=_packed(config) if target is None else "",
-        notes=(look.note,) if look.note else (),
+        notes=tuple(dict.fromkeys(filter(None, [look.note, *source.notes]))),
     )
 
 
 def part_caches(folder: Path, part: Part, *, dtype: str, chunk: int, allow_code: bool = False) -> list[Growth]:
-    """How the caches of a part that is loaded grow; `dtype` is that of its activations."""
+    """How the caches of a part that is loaded grow; `dtype` is that of its activations.
+
+    Raises:
+        ModelError: it is code of the folder's own, which may do anything when it is run a second time.
+    """
     config = architecture.read_config(folder, allow_code=allow_code)
+    if config.get("model_file"):
+        raise ModelError("a model that is Python code of its own is not run once more")
     source = _Source(config, folder, {}, getattr(mx, dtype), chunk)
     number = Part((0, part.n_layers), part.n_layers, 0, 1, part.tp_rank, part.tp_size)
     rank = _rank(source, number, {}, {}, getattr(mx, dtype))
@@ -154,7 +161,9 @@ def _held(source: _Source, skeleton: Any, ranks: int) -> tuple[dict[tuple[str, b
     unstaged = ""
     if n > 1:
         try:
-            stages.check_stages(skeleton, architecture.module_name(source.config), Part((0, 1), n, 0, 2))
+            source.notes += stages.check_stages(
+                skeleton, architecture.module_name(source.config), Part((0, 1), n, 0, 2)
+            )
             kinds |= {"first": Part((0, 1), n, 0, 2), "last": Part((1, n), n, 1, 2)}
             if n > 2:
                 kinds["middle"] = Part((1, 2), n, 1, 3)
@@ -189,6 +198,7 @@ def _rank(
     model, skeleton, weights = source.build()
     tensor_plan = sharding.plan(model, source.config, part, groups=weights.group)
     weights.cuts = tensor_plan.cuts
+    source.notes += [f"tp{part.tp_size}: {remark}" for remark in tensor_plan.remarks() if part.tp_rank == 0]
     sharding.apply(model, tensor_plan)
     shapes = {name: weights._cut_shape(name) for name, _ in named_arrays(model)}
     look = seen.get(key := tuple(shapes.items()))

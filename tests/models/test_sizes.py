@@ -190,5 +190,13 @@ def test_odd_ones_are_counted_too(name: str) -> None:
     model = architecture.build(copy.deepcopy(one.config))
     real = sum(array.nbytes for path, array in named_arrays(model) if path not in one.absent)
     assert facts.weights == pytest.approx(real, rel=0.01)
-    assert bool(facts.notes) == (bool(one.fails) and not mx.metal.is_available())
+    told = any("counted by config.json" in note for note in facts.notes)
+    assert told == (bool(one.fails) and not mx.metal.is_available())
     assert sum(layer.cache_at(64) for layer in facts.ranks[1][0].layers)
+
+
+def test_what_ranks_do_not_share_is_said() -> None:
+    one = catalogue.entry("bitnet")
+    assert one is not None
+    facts = sizes.gather(copy.deepcopy(one.config), name="bitnet", ranks=2)
+    assert any(note.startswith("tp2: ") and "whole on every tensor rank" in note for note in facts.notes)
