@@ -22,7 +22,7 @@ from mlxcel_nb.util import log
 
 TERMINATED = 128 + signal.SIGTERM
 
-MODEL_COMMANDS = frozenset({"generate:generate", "chat:chat", "demo:demo", "plan:plan"})
+MODEL_COMMANDS = frozenset({"generate:generate", "chat:chat", "demo:demo", "plan:plan", "verify:verify"})
 """Handlers that need MLX; the others work without a back end."""
 
 

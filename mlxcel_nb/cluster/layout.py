@@ -135,6 +135,22 @@ def parse_range(text: str) -> LayerRange:
     return int(match[1]), int(match[2] or match[1]) + 1
 
 
+def parse_name(text: str) -> tuple[int, int]:
+    """Tensor ranks and stages of a layout as `Layout.name` spells it, in either order: "tp2", "pp3xtp2", "single".
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    sizes = {"tp": 1, "pp": 1}
+    words = [] if text == "single" else text.split("x")
+    for word in words:
+        match = re.fullmatch(r"(tp|pp)([1-9][0-9]{0,3})", word)
+        if not match or sizes[match[1]] > 1:
+            raise ConfigError(f"{text[:64]!r} is not a layout", advice='Write them like "tp2", "pp3" or "tp2xpp2".')
+        sizes[match[1]] = int(match[2])
+    return sizes["tp"], sizes["pp"]
+
+
 def _check_cover(ranges: Sequence[LayerRange], n_layers: int) -> None:
     expected = 0
     for first, end in ranges:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxcel_nb.commands.arguments import cluster, config, discover, generation, model, net, node, plan
+from mlxcel_nb.commands.arguments import cluster, config, discover, generation, model, net, node, plan, verify
 from mlxcel_nb.commands.parser import Kind, Parser, Tree, Where
 
 
@@ -22,6 +22,7 @@ def build(here: Where) -> Parser:
     generation.add_generation(tree, magic)
     model.add(tree)
     plan.add(tree)
+    verify.add(tree)
     config.add(tree)
     net.add(tree)
     node.add(tree)

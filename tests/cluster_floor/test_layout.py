@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from mlxcel_nb.cluster.layout import Layout, make_layout, parse_layers, split_evenly
+from mlxcel_nb.cluster.layout import Layout, make_layout, parse_layers, parse_name, split_evenly
 from mlxcel_nb.errors import ConfigError
 
 
@@ -64,3 +64,12 @@ def test_a_layout_survives_the_wire() -> None:
     assert Layout.from_dict(layout.to_dict()) == layout
     with pytest.raises(ConfigError):
         Layout.from_dict({"stages": [[0, 2], [3, 4]], "tp": 1})
+
+
+def test_a_name_says_what_it_was_made_from() -> None:
+    for layout in (make_layout(4), make_layout(4, tp=2), make_layout(4, pp=3), make_layout(4, tp=2, pp=2)):
+        assert parse_name(layout.name) == (layout.tp, layout.pp)
+    assert parse_name("pp2xtp3") == (3, 2)
+    for wrong in ("", "tp", "tp0", "tp2xtp2", "ep2", "tp2x", "tp2 xpp2", "tp99999"):
+        with pytest.raises(ConfigError, match="is not a layout"):
+            parse_name(wrong)

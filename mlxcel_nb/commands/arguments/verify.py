@@ -1,0 +1,53 @@
+"""Arguments of `verify`. Pure."""
+
+from __future__ import annotations
+
+import argparse
+
+from mlxcel_nb.cluster.layout import Layout, parse_name, split_evenly
+from mlxcel_nb.commands.arguments import shared
+from mlxcel_nb.commands.arguments.generation import DTYPES
+from mlxcel_nb.commands.parser import Kind, Tree, Where
+from mlxcel_nb.errors import ConfigError
+
+TOKENS = 64
+
+
+def add(tree: Tree) -> None:
+    detail = (
+        "Each layout is fed the whole model's tokens, so that logits and layers can be compared, and then makes its "
+        "own. The exit status is 0 when all are equal."
+    )
+    verify = tree.leaf(
+        "verify", "does a model give the same answer split as whole, and where not", "verify:verify", detail=detail
+    )
+    model = "a known name, a folder, a GGUF file or a hub id"
+    verify.add("--model", metavar="MODEL", completes=Kind.MODEL, help=model)
+    verify.add("--catalogue", action="store_true", help="tiny random models of every architecture in place of a model")
+    verify.add("--arch", action="append", default=[], metavar="NAME", help="of the catalogue these only; repeatable")
+    usual = "as in tp2,pp2,tp2xpp2 (the default for a model)"
+    verify.add("--layouts", type=layouts, metavar="LIST", help=usual)
+    verify.add("--prompt", metavar="TEXT", help="what to read first, in place of a sentence of ours")
+    verify.add("--tokens", type=shared.count, default=TOKENS, metavar="N", help=f"how many to make (default {TOKENS})")
+    verify.add(
+        "--dtype", choices=DTYPES, default="auto", help="auto (default) is float32 on CPUs and as stored elsewhere"
+    )
+    verify.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else refused")
+    verify.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object")
+    verify.add(
+        "--cluster", where=Where.MAGIC, metavar="NAME", completes=Kind.CLUSTER, help="which, where there are several"
+    )
+
+
+def layouts(text: str) -> tuple[str, ...]:
+    """Names as `Layout.name` spells them, each once, in the order given."""
+    names = []
+    for word in filter(None, (each.strip() for each in text.split(","))):
+        try:
+            tp, pp = parse_name(word)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        names.append(Layout(split_evenly(pp, pp), tp).name)
+    if not names:
+        raise argparse.ArgumentTypeError("there is no layout in it")
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,220 @@
+"""Runs a model in this process: whole, or every member of a layout, a thread for each tensor rank.
+
+Stages follow each other within a thread, and ranks meet at a barrier where they add up in rank order, so the parts are
+those that engines load and the sums are exact copies on all ranks, without an engine or a socket. MLX's streams belong
+to threads: each loads what it runs. Any thread may call `run`; it returns when all have ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxcel_nb.cluster.layout import Layout
+from mlxcel_nb.errors import StepTimeout
+from mlxcel_nb.models.loading import LoadProgress, give_back, load_part
+from mlxcel_nb.models.part import LoadedPart, Part
+from mlxcel_nb.models.verifying.comparing import Record
+from mlxcel_nb.models.verifying.recording import Recorder, as_floats
+
+CHUNK = 256
+"""Tokens of a prompt that are read at once, as engines do."""
+
+LOAD_S = 900.0
+"""For all ranks to have loaded their parts."""
+
+MEET_S = 120.0
+"""For all ranks to come to the next sum; they share the cores of one machine."""
+
+
+@dataclass
+class Run:
+    """What a layout gave.
+
+    Args:
+        records: one for each prompt.
+        dtype: of the activations.
+        warnings: what loading had to say.
+    """
+
+    records: list[Record]
+    dtype: str
+    warnings: list[str] = field(default_factory=list)
+
+
+class Meeting:
+    """Where the ranks of a stage meet. `all_reduce(rank)` is what a rank calls to add up."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size)
+        self._brought: list[Any] = [None] * size
+
+    def wait(self, seconds: float = MEET_S) -> None:
+        self._barrier.wait(seconds)
+
+    def all_reduce(self, rank: int) -> Callable[[mx.array], mx.array]:
+        def add(x: mx.array) -> mx.array:
+            self._brought[rank] = as_floats(x)
+            self.wait()
+            total = sum(self._brought[1:], self._brought[0])
+            self.wait()  # nobody brings the next before all have taken this one
+            return mx.array(total).astype(x.dtype)
+
+        return add
+
+    def told(self, rank: int, value: Any) -> Any:
+        """What rank 0 brings: it alone has logits."""
+        self._brought[rank] = value
+        self.wait()
+        first = self._brought[0]
+        self.wait()
+        return first
+
+    def leave(self) -> None:
+        """This rank goes no further: nobody shall wait for it."""
+        self._barrier.abort()
+
+
+def run(
+    folder: str | Path,
+    layout: Layout,
+    prompts: Sequence[np.ndarray],
+    tokens: int,
+    *,
+    forced: Sequence[np.ndarray] | None = None,
+    dtype: str = "auto",
+    allow_code: bool = False,
+    progress: Callable[[LoadProgress], None] | None = None,
+) -> Run:
+    """Load the model in `layout` and let it answer each prompt greedily.
+
+    Args:
+        prompts: ids, (B, L) each.
+        tokens: how many to make.
+        forced: for each prompt the (B, tokens) ids to be fed when logits and layers are noted; its own when None.
+        progress: of rank 0's loading.
+
+    Raises:
+        MlxcelError: what the first rank that failed raised, unchanged. StepTimeout: one hung.
+    """
+    meeting = Meeting(layout.tp)
+    members = [_Rank(Path(folder), layout, rank, meeting, dtype, allow_code) for rank in range(layout.tp)]
+    members[0].progress = progress
+    threads = [
+        threading.Thread(target=member, args=(prompts, tokens, forced), name=f"rank-{member.rank}", daemon=True)
+        for member in members
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    give_back()
+    errors = [member.error for member in members if member.error is not None]
+    if errors:
+        told = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+        raise told[0] if told else StepTimeout(f"a rank of {layout.name} did not come to a sum within {MEET_S:g} s")
+    records = [
+        Record(
+            tokens=answers[0].tokens,
+            logits=answers[0].logits,
+            predicted=slice(prompt.shape[1] - 1, None),
+            layers={name: layers for answer in answers for name, layers in answer.layers.items()},
+        )
+        for prompt, answers in zip(prompts, zip(*(member.answers for member in members), strict=True), strict=True)
+    ]
+    return Run(records, members[0].dtype, list(dict.fromkeys(w for m in members for w in m.warnings)))
+
+
+@dataclass
+class _Answer:
+    """One rank's view of one prompt."""
+
+    tokens: np.ndarray
+    logits: np.ndarray
+    layers: dict[str, dict[int, np.ndarray]]
+
+
+class _Rank:
+    """One tensor rank of every stage, called on a thread of its own."""
+
+    def __init__(self, folder: Path, layout: Layout, rank: int, meeting: Meeting, dtype: str, allow_code: bool) -> None:
+        self.rank = rank
+        self.answers: list[_Answer] = []
+        self.dtype = dtype
+        self.warnings: list[str] = []
+        self.error: BaseException | None = None
+        self.progress: Callable[[LoadProgress], None] | None = None
+        self._folder, self._layout, self._meeting, self._allow_code = folder, layout, meeting, allow_code
+        self._parts: list[LoadedPart] = []
+
+    def __call__(self, prompts: Sequence[np.ndarray], tokens: int, forced: Sequence[np.ndarray] | None) -> None:
+        try:
+            self._load()
+            self._meeting.wait(LOAD_S)
+            for index, prompt in enumerate(prompts):
+                self.answers.append(self._answer(prompt, tokens, forced[index] if forced is not None else None))
+        except BaseException as error:  # noqa: BLE001  # handed to the thread that waits for all
+            self.error = error
+            self._meeting.leave()
+        finally:
+            self._parts.clear()  # on the thread that made them
+
+    def _load(self) -> None:
+        layout = self._layout
+        for stage, layers in enumerate(layout.stages):
+            part = load_part(
+                self._folder,
+                Part(layers, layout.n_layers, stage, layout.pp, self.rank, layout.tp),
+                dtype=self.dtype,
+                all_reduce=self._meeting.all_reduce(self.rank) if layout.tp > 1 else None,
+                progress=self.progress,
+                allow_code=self._allow_code,
+            )
+            self._parts.append(part)
+            self.warnings += part.warnings
+        self.dtype = self._parts[-1].dtype
+
+    def _answer(self, prompt: np.ndarray, tokens: int, forced: np.ndarray | None) -> _Answer:
+        recorders = [Recorder() for _ in self._parts]
+        logits, made = self._decode(prompt, tokens, forced, recorders)
+        if forced is not None:
+            _, made = self._decode(prompt, tokens, None, None)
+        names = [member_name(self._layout, stage, self.rank) for stage in range(self._layout.pp)]
+        layers = {name: recorder.layers for name, recorder in zip(names, recorders, strict=True)}
+        return _Answer(made, logits, layers)
+
+    def _decode(
+        self, prompt: np.ndarray, tokens: int, forced: np.ndarray | None, recorders: list[Recorder] | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits of every position, (B, L + tokens - 1, V), and the tokens that were fed, (B, tokens)."""
+        caches = [part.make_cache() for part in self._parts]
+        rows = [self._step(prompt[:, at : at + CHUNK], caches, recorders) for at in range(0, prompt.shape[1], CHUNK)]
+        fed: list[np.ndarray] = []
+        for index in range(tokens):
+            fed.append(forced[:, index] if forced is not None else rows[-1][:, -1].argmax(-1))
+            if index + 1 < tokens:
+                rows.append(self._step(fed[-1][:, None], caches, recorders))
+        return np.concatenate(rows, axis=1), np.stack(fed, axis=1)
+
+    def _step(self, ids: np.ndarray, caches: list[list[Any]], recorders: list[Recorder] | None) -> np.ndarray:
+        x: Any = mx.array(ids.astype(np.int32))
+        for index, (part, cache) in enumerate(zip(self._parts, caches, strict=True)):
+            on_layer = recorders[index].on_layer if recorders else None
+            x = part.forward(x, cache, on_layer, all_logits=True)
+        if isinstance(x, dict):  # another rank has the logits, but this one takes part in all that leads to them
+            mx.eval(x)
+        logits: np.ndarray = self._meeting.told(self.rank, None if isinstance(x, dict) else as_floats(x))
+        return logits
+
+
+def member_name(layout: Layout, stage: int, rank: int) -> str:
+    """What a member of a layout is called where it has no node."""
+    words = [f"stage {stage}"] if layout.pp > 1 else []
+    words += [f"rank {rank}"] if layout.tp > 1 else []
+    return ", ".join(words) or "whole"

@@ -1,0 +1,132 @@
+"""`verify` from a shell and from a cell: what it prints, for programs too, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mlxcel_nb.commands import parser, tree
+from mlxcel_nb.commands.console import TerminalConsole
+from mlxcel_nb.commands.dispatch import Context, run
+from mlxcel_nb.commands.parser import UsageProblem, Where
+from mlxcel_nb.commands.session import Session
+from mlxcel_nb.display.verify import catalogue_view, count, model_view
+from mlxcel_nb.errors import ClusterError, ConfigError, MlxcelError
+from mlxcel_nb.models.verifying import job
+from mlxcel_nb.models.verifying.catalogued import Finding
+from mlxcel_nb.models.verifying.comparing import Verdict
+from tests.tiny import make_tiny
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def ask(line: str, where: Where = Where.SHELL) -> tuple[int, str]:
+    out = io.StringIO()
+    args = parser.parse(tree.build(where), parser.split(f"verify {line}"))
+    status = run(args, Context(TerminalConsole(out, io.StringIO()), Session()))
+    return status, out.getvalue()
+
+
+def test_a_folder_is_verified_in_one_process(tiny: Path) -> None:
+    status, text = ask(f"--model {tiny} --layouts tp2,pp2xtp2 --tokens 4 --prompt abc --json")
+    told = json.loads(text)
+    assert status == 0
+    assert told["equal"]
+    assert told["on"] == "one process"
+    assert [each["layout"] for each in told["layouts"]] == ["tp2", "tp2xpp2"]
+    for each in told["layouts"]:
+        assert each["equal"]
+        assert each["judged"]
+        assert (each["tokens"], each["token"], each["forced_token"], each["layer"]) == (4, None, None, None)
+        assert each["delta"] <= 1e-4
+        assert len(each["layer_deltas"]) == 5
+
+
+def test_the_catalogue_is_verified_by_name() -> None:
+    status, text = ask("--catalogue --arch llama --layouts pp2", Where.MAGIC)
+    assert status == 0
+    assert "1 architecture: 1 equal." in text
+    assert not psutil.Process().children()
+
+
+def test_a_split_that_cannot_be_is_an_error_with_its_reason(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match="9 pipeline stages for a model of 5 layers"):
+        ask(f"--model {tiny} --layouts pp9 --tokens 2")
+    with pytest.raises(ConfigError, match="the model's context is 2048"):
+        ask(f"--model {tiny} --layouts pp2 --tokens 3000")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "--model or the --catalogue"),
+        ("--model x --catalogue", "--model or the --catalogue"),
+        ("--model x --arch llama", "--arch names an architecture of the --catalogue"),
+        ("--catalogue --arch lama", "no architecture 'lama'"),
+        ("--model x --layouts tp2,ep2", "'ep2' is not a layout"),
+        ("--model x --layouts ,", "no layout in it"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_problem(line: str, words: str) -> None:
+    with pytest.raises(UsageProblem, match=words):
+        ask(line)
+
+
+def test_what_the_process_raises_is_raised_here_and_the_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MlxcelError):
+        list(job.run_job({"model": "/nowhere", "layouts": [], "prompt": [1], "tokens": 1}, lambda *_: None))
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
+    with pytest.raises(ClusterError, match="ended with status 1"):
+        list(job.run_job({}, lambda *_: None))
+    assert not psutil.Process().children()
+
+
+def test_a_reader_that_leaves_ends_the_process() -> None:
+    findings = job.run_job({"catalogue": ["llama"] * 50, "layouts": ["pp2"]}, lambda *_: None)
+    assert "finding" in next(findings)
+    findings.close()
+    assert not psutil.Process().children()
+
+
+def test_a_table_says_where_two_runs_part() -> None:
+    verdicts = [
+        Verdict(layout="tp2", dtype="float32", tokens=64, delta=2e-5),
+        Verdict(layout="pp2", dtype="float32", tokens=64, token=3, forced_token=2, delta=0.5, layer=7, member="node-1"),
+        Verdict(layout="tp3", dtype="bfloat16", judged=False, tokens=64, delta=0.1),
+        Verdict(layout="pp9", refused="too many stages"),
+    ]
+    view = model_view("m", verdicts, "Run somewhere.", [])
+    for text in (view.text, view.html):
+        for words in (
+            "● equal", "the same 64", "2.0e-05", "✕ not equal", "first differs at 3 of 64", "first differs at 2 of 64",
+            "layer 7, seen by node-1", "● same tokens", "○ refused", "too many stages", "Run somewhere.",
+        ):  # fmt: skip
+            assert words in text
+
+
+def findings() -> list[Finding]:
+    equal = Verdict(layout="tp2", dtype="float32", tokens=9, delta=1e-6)
+    wrong: Any = Verdict(layout="tp2", dtype="float32", tokens=9, delta=0.5, layer=1, member="rank 1", forced_token=4)
+    return [
+        Finding(name="a", verdicts=(equal,)),
+        Finding(name="b", verdicts=(wrong,)),
+        Finding(name="c", verdicts=(Verdict(layout="tp2", refused="no such thing"),)),
+        Finding(name="d", untested=True),
+    ]
+
+
+def test_the_table_of_the_catalogue_gives_reasons() -> None:
+    text = catalogue_view(findings(), ["tp2"]).text
+    assert count(findings()) == "4 architectures: 2 equal, 1 of them not in every layout, 1 not, 1 untested."
+    assert "✕ 5e-01" in text
+    assert "layer 1, seen by rank 1, first token that differs 4 of 9" in text
+    assert "no such thing" in text
