@@ -6,7 +6,6 @@ ranges (a rank's queries, its keys, its values); an array that no cut names is k
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -61,14 +60,3 @@ def cut(how: str, axis: int, ranges: Iterable[Range]) -> Cut:
 def scaled(span: Range, size: int, offset: int = 0) -> Range:
     """The elements of the items of `span`, each `size` elements long, the first of all at `offset`."""
     return offset + span[0] * size, offset + span[1] * size
-
-
-def blocks(span: Range, sizes: Sequence[int], counts: Sequence[int]) -> list[Range]:
-    """The same `span` of items in each of several blocks that follow each other.
-
-    Args:
-        sizes: elements of an item in each block.
-        counts: items of each block.
-    """
-    starts = itertools.accumulate((size * count for size, count in zip(sizes, counts, strict=True)), initial=0)
-    return [scaled(span, size, start) for size, start in zip(sizes, starts, strict=False)]

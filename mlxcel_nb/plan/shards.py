@@ -35,31 +35,6 @@ class HeadShare:
         return self.keys[1] - self.keys[0]
 
 
-@dataclass(frozen=True)
-class LayerShape:
-    """What decides how a decoder layer can be cut.
-
-    Args:
-        hidden: input features of the layer.
-        ffn: units of the feed-forward part; 0 where it has none of the usual kind (experts, for one).
-        o_group, down_group: least common multiple of the quantisation groups of the two products that are cut by
-            columns, o_proj and down_proj; 1 without quantisation.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    hidden: int
-    o_group: int = 1
-    down_group: int = 1
-
-    @property
-    def head_unit(self) -> int:
-        """Query heads between two places where a quantised o_proj may be cut."""
-        return math.lcm(self.head_dim, self.o_group) // self.head_dim
-
-
 def split_evenly(total: int, parts: int, unit: int = 1) -> tuple[Range, ...]:
     """`total` in `parts` contiguous ranges cut at multiples of `unit`, longer ones first.
 
@@ -128,52 +103,12 @@ def _spell(sizes: list[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"
 
 
-def layer_shape(config: Mapping[str, Any]) -> LayerShape:
-    """The shape a model's config.json describes.
-
-    Raises:
-        ConfigError: a number is missing or is no positive whole number.
-    """
-    text = config.get("text_config") if isinstance(config.get("text_config"), Mapping) else None
-    source: Mapping[str, Any] = {**config, **(text or {})}
-
-    def number(name: str, default: int | None = None) -> int:
-        value = source.get(name)
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"config.json: {name} is {value!r}, not a positive whole number")
-        return value
-
-    heads, hidden = number("num_attention_heads"), number("hidden_size")
-    experts = any(source.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    return LayerShape(
-        heads=heads,
-        kv_heads=number("num_key_value_heads", heads),
-        head_dim=number("head_dim", max(1, hidden // heads)),
-        hidden=hidden,
-        ffn=0 if experts else number("intermediate_size"),
-        o_group=_group(source, "o_proj"),
-        down_group=_group(source, "down_proj"),
-    )
-
-
 def head_group(groups: Iterable[int]) -> int:
     """One group for all products that attention ends with: the least common multiple of theirs.
 
     Layers that share keys and values must be cut alike, whatever each is quantised to.
     """
     return math.lcm(1, *groups)
-
-
-def _group(config: Mapping[str, Any], name: str) -> int:
-    """Least common multiple of the quantisation groups modules called `name` have: the default and its overrides."""
-    table = config.get("quantization") or config.get("quantization_config")
-    if not isinstance(table, Mapping):
-        return 1
-    own = [entry for path, entry in table.items() if isinstance(entry, Mapping) and path.endswith(f".{name}")]
-    sizes = [source.get("group_size") for source in (table, *own)]
-    return math.lcm(1, *(size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0))
 
 
 def check_tp(config: Mapping[str, Any], tp: int) -> None:

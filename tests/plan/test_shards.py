@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_nb.errors import ConfigError
-from mlxcel_nb.plan.shards import check_tp, layer_shape, split_evenly, split_heads, working_sizes
+from mlxcel_nb.plan.shards import check_tp, head_group, split_evenly, split_heads, working_sizes
 
 SMOLLM2: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -86,13 +86,6 @@ def test_the_real_model_can_be_cut_for_1_to_9_ranks() -> None:
         check_tp(SMOLLM2, 10)
 
 
-def test_groups_of_the_products_cut_by_columns_count_and_overrides_of_others_do_not() -> None:
-    table = {"group_size": 64, "bits": 4, "model.layers.0.self_attn.o_proj": {"group_size": 128, "bits": 8},
-             "model.layers.0.self_attn.q_proj": {"group_size": 32, "bits": 8}, "lm_head": False}  # fmt: skip
-    shape = layer_shape({**SMOLLM2, "quantization": table})
-    assert (shape.o_group, shape.down_group, shape.head_unit) == (128, 64, 2)
-
-
 def test_models_of_which_the_config_names_no_heads_are_not_refused() -> None:
     check_tp({"model_type": "mamba"}, 64)
     check_tp({"text_config": SMOLLM2}, 9)
@@ -100,7 +93,6 @@ def test_models_of_which_the_config_names_no_heads_are_not_refused() -> None:
         check_tp({"text_config": SMOLLM2}, 10)
 
 
-def test_a_config_without_the_numbers_is_named() -> None:
-    with pytest.raises(ConfigError, match="num_attention_heads is None"):
-        layer_shape({"hidden_size": 64})
-    assert layer_shape({"text_config": SMOLLM2}).heads == 9
+def test_layers_that_share_keys_are_cut_at_a_group_that_suits_them_all() -> None:
+    assert head_group([1, 64, 128, 64]) == 128
+    assert head_group([]) == 1

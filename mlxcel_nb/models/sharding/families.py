@@ -10,7 +10,7 @@ from typing import Any
 
 from mlxcel_nb.models.sharding import attention, feed_forward, latent, linear_attention, state_space
 from mlxcel_nb.models.sharding.attention import OUTPUTS, QUERIES
-from mlxcel_nb.models.sharding.block import Block, Whole
+from mlxcel_nb.models.sharding.block import Block
 from mlxcel_nb.models.sharding.feed_forward import DOWN, FUSED, UP, name_of
 
 Rule = Callable[[Block], None]
@@ -75,15 +75,6 @@ def rule(module: Any) -> tuple[str, Rule] | None:
 
 UNLIKE = frozenset({"q_conv1d", "q_conv", "conv1d", "g_norm", "r_proj", "kv_proj", "b_proj", "indexer"})
 """Parts that make something else of a module with a q_proj and an o_proj."""
-
-
-def stays_whole(why: str) -> Rule:
-    """A rule for what is better not cut."""
-
-    def rule(block: Block) -> None:
-        raise Whole(f"{why}, as {name_of(block.module)} does")
-
-    return rule
 
 
 OWN: dict[str, tuple[str, Rule]] = {

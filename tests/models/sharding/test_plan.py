@@ -14,7 +14,7 @@ from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.models import architecture, sharding
 from mlxcel_nb.models.catalogue.families import ENTRIES
 from mlxcel_nb.models.stages import named_arrays
-from mlxcel_nb.plan.cuts import blocks, cut
+from mlxcel_nb.plan.cuts import cut
 from mlxcel_nb.plan.part import Part
 from tests.models.sharding.ranks import across, cut_array
 
@@ -130,10 +130,9 @@ def test_one_rank_needs_no_plan_and_several_need_a_sum() -> None:
         sharding.join(model, made, None)
 
 
-def test_ranges_that_touch_are_one_and_blocks_follow_each_other() -> None:
+def test_ranges_that_touch_are_one() -> None:
     assert cut("rows", 0, [(0, 2), (2, 5), (7, 7), (8, 9)]).ranges == ((0, 5), (8, 9))
     assert cut("rows", 1, [(1, 3), (4, 5)]).shape((7, 9, 2)) == (7, 3, 2)
-    assert blocks((1, 2), (16, 8), (4, 2)) == [(16, 32), (72, 80)]
 
 
 class Alone(nn.Module):
