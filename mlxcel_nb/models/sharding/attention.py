@@ -219,7 +219,9 @@ def _norm(block: Block, name: str, span: Range, total: int, heads: Heads, *, cou
     shape = block.shapes.get(f"{name}.weight")
     listed = [path for path in block.shapes if path.startswith(f"{name}.norms.")]
     if listed:  # a norm of its own for each head
-        block.whole(*listed)
+        held = {f"{name}.norms.{head}" for head in range(*span)}
+        for path in listed:
+            (block.whole if path.rpartition(".")[0] in held else block.drop)(path)
         block.keep(f"{name}.norms", span)
     elif shape is None:
         return

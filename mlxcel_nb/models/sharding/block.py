@@ -90,6 +90,7 @@ class Block:
     joins: list[tuple[str, Join]] = field(default_factory=list)
     kept: list[tuple[str, Range]] = field(default_factory=list)
     first_only: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         found: Any = tree_flatten(self.module.parameters())
@@ -188,6 +189,11 @@ class Block:
     def set(self, attribute: str, value: Any, at: str = "") -> None:
         """Give the module at `at` another plain attribute."""
         self.settings.append((at, attribute, value))
+
+    def drop(self, *names: str) -> None:
+        """Arrays that this rank has no use for."""
+        self._known.update(names)
+        self.dropped.update(names)
 
     def keep(self, name: str, span: Range) -> None:
         """Keep only `span` of the list of modules, or of the computed array, at `name`; done once weights are in place,

@@ -51,7 +51,7 @@ class TensorPlan:
 
     Args:
         cuts: name of an array -> its share; what is not named is kept whole.
-        first_only: arrays that rank 0 alone has, on the other ranks: what is added to a sum is added once.
+        dropped: arrays that this rank has not. Rank 0 alone has what is added to a sum, which is added once.
         settings: path of a module, attribute, value.
         kept: path of a list of modules or computed array -> what is kept of it.
         joins: path of a module, what is put on it once the weights are in place.
@@ -60,7 +60,7 @@ class TensorPlan:
     """
 
     cuts: dict[str, Cut] = field(default_factory=dict)
-    first_only: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
     settings: list[tuple[str, str, Any]] = field(default_factory=list)
     kept: list[tuple[str, Range]] = field(default_factory=list)
     joins: list[tuple[str, Join]] = field(default_factory=list)
@@ -93,8 +93,7 @@ class TensorPlan:
 
     def _take(self, block: Block) -> None:
         self.cuts.update((block.full(name), cut) for name, cut in block.cuts.items())
-        if block.rank.index:
-            self.first_only.update(map(block.full, block.first_only))
+        self.dropped.update(map(block.full, block.dropped | (block.first_only if block.rank.index else set())))
         self.settings += [(block.full(at), attribute, value) for at, attribute, value in block.settings]
         self.kept += [(block.full(name), span) for name, span in block.kept]
         self.joins += [(block.full(name), put_on) for name, put_on in block.joins]
@@ -216,7 +215,7 @@ def _mixture(module: Any, path: str, rank: Rank, root: Any, experts: str, made: 
     collect(module, path)
     trial = TensorPlan()
     if parts and all(_try(trial, kind, how, block) for kind, how, block in parts):
-        for name in ("cuts", "first_only"):
+        for name in ("cuts", "dropped"):
             getattr(made, name).update(getattr(trial, name))
         for name in ("settings", "kept", "joins", "blocks"):
             getattr(made, name).extend(getattr(trial, name))
@@ -228,12 +227,12 @@ def _mixture(module: Any, path: str, rank: Rank, root: Any, experts: str, made: 
 
 
 def apply(model: Any, made: TensorPlan) -> None:
-    """Tell the modules of `model` their rank's figures, and drop what rank 0 alone has. Before weights are placed."""
+    """Tell the modules of `model` their rank's figures, and drop what the rank has not. Before weights are placed."""
     modules = dict(model.named_modules())
     for path, attribute, value in made.settings:
         if path in modules:
             setattr(modules[path], attribute, value)
-    for name in made.first_only:
+    for name in made.dropped:
         path, _, leaf = name.rpartition(".")
         if path in modules and leaf in modules[path]:
             del modules[path][leaf]

@@ -61,9 +61,9 @@ def test_ranks_that_share_a_kv_head_have_their_own_queries_of_its_group() -> Non
 
 def test_a_bias_that_is_added_to_a_sum_is_held_by_rank_0_alone() -> None:
     name = "model.layers.0.self_attn.o_proj.bias"
-    assert name not in plan_of("granite", 0, 2)[1].first_only
-    assert name in plan_of("granite", 1, 2)[1].first_only
-    assert "model.layers.0.mlp.experts.down_proj.bias" in plan_of("gpt_oss", 1, 2)[1].first_only
+    assert name not in plan_of("granite", 0, 2)[1].dropped
+    assert name in plan_of("granite", 1, 2)[1].dropped
+    assert "model.layers.0.mlp.experts.down_proj.bias" in plan_of("gpt_oss", 1, 2)[1].dropped
 
 
 def test_a_mixture_with_shared_experts_has_one_sum_and_a_whole_router() -> None:
