@@ -48,8 +48,6 @@ class Imagined(Weights):
         self.cuts = {}
         self.warnings = []
         self._shapes = {name: tuple(array.shape) for name, array in named_arrays(model)}
-        if skeleton is not None:
-            skeleton.look()
         packs_itself = any(name.endswith(".scales") for name in self._shapes)  # and its table tells it how
         self._sources = _sources(model, {} if packs_itself else self._table, stored_dtype(config))
 

@@ -40,6 +40,7 @@ class Look:
         self._layer, self._n_layers = 0, max(1, len(layers))
         self._owners: dict[int, int] = {}
         self._held: list[Any] = []
+        self._empty: list[int] = []
         self.width = 0
         self.note = ""
         self.caches: dict[int, list[Growth]] = {}
@@ -101,17 +102,17 @@ class Look:
         self._tokens = tokens
         cache = make_prompt_cache(self._model)
         self._held = list(_leaves(cache))
+        self._empty = [_nbytes(each) for each in self._held]
         self._model(mx.zeros((1, tokens), mx.int32), cache=cache)
         return self._held
 
     def _around(self, index: int) -> Callable[..., Any]:
         def call(whole: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            before = [_nbytes(cache) for cache in self._held]
             self._layer = index
             out = whole(*args, **kwargs)
-            for number, (cache, size) in enumerate(zip(self._held, before, strict=True)):
-                if _nbytes(cache) != size:
-                    self._owners.setdefault(number, index)
+            for number, cache in enumerate(self._held):  # whoever fills a cache first is its owner
+                if number not in self._owners and _nbytes(cache) != self._empty[number]:
+                    self._owners[number] = index
             arrays = out if isinstance(out, (tuple, list)) else [out]
             self.width = sum(x.nbytes for x in arrays if isinstance(x, mx.array)) // self._tokens
             return out

@@ -104,7 +104,9 @@ def gather(
     activations = getattr(mx, built.weights.activations(tuple(dict(named_arrays(built.model)))))
     for tp in range(1, ranks + 1):
         try:
-            found[tp] = tuple(_rank(source, _part(source, tp, number), held, seen, activations) for number in range(tp))
+            found[tp] = tuple(
+                _rank(source, built, _part(source, tp, number), held, seen, activations) for number in range(tp)
+            )
         except ConfigError as error:
             refused[tp] = error
     look = next(iter(seen.values()))
@@ -138,7 +140,7 @@ def part_caches(folder: Path, part: Part, *, dtype: str, chunk: int, allow_code:
         raise ModelError("a model that is Python code of its own is not run once more")
     source = _Source(config, folder, {}, getattr(mx, dtype), chunk)
     number = Part((0, part.n_layers), part.n_layers, 0, 1, part.tp_rank, part.tp_size)
-    rank = _rank(source, number, {}, {}, getattr(mx, dtype))
+    rank = _rank(source, source.build(), number, {}, {}, getattr(mx, dtype))
     return [growth for layer in rank.layers[slice(*part.layers)] for growth in layer.cache]
 
 
@@ -188,23 +190,26 @@ def _paths(skeleton: Any) -> tuple[str, ...]:
 
 def _rank(
     source: _Source,
+    built: _Built,
     part: Part,
     held: Mapping[tuple[str, bool], set[str]],
     seen: dict[Any, Look],
     activations: mx.Dtype,
 ) -> RankFacts:
-    """One rank's share of all layers."""
+    """One rank's share of all layers. `built` is only asked; what a share changes is done to a model of its own."""
     check_tp(source.config, part.tp_size)
-    model, skeleton, weights = source.build()
-    tensor_plan = sharding.plan(model, source.config, part, groups=weights.group)
+    _, skeleton, weights = built
+    tensor_plan = sharding.plan(built.model, source.config, part, groups=weights.group)
     weights.cuts = tensor_plan.cuts
     source.notes += [f"tp{part.tp_size}: {remark}" for remark in tensor_plan.remarks() if part.tp_rank == 0]
-    sharding.apply(model, tensor_plan)
-    shapes = {name: weights._cut_shape(name) for name, _ in named_arrays(model)}
+    names_here = (name for name, _ in named_arrays(built.model) if name not in tensor_plan.dropped)
+    shapes = {name: weights._cut_shape(name) for name in names_here}
     look = seen.get(key := tuple(shapes.items()))
     if look is None:
+        model, own, _ = source.build()
+        sharding.apply(model, tensor_plan)
         heads = max(1, number_of(source.config, *HEADS) // part.tp_size)
-        look = seen[key] = Look(model, skeleton.layers if skeleton else [], heads=heads, chunk=source.chunk)
+        look = seen[key] = Look(model, own.layers if own else [], heads=heads, chunk=source.chunk)
         look.place(shapes, activations)
         sharding.join(model, tensor_plan, look.all_reduce)
         look.run(_by_config(source.config, part.tp_size, activations.size))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxcel_nb.cluster.layout import Layout, split_evenly
-from mlxcel_nb.plan.estimate import Links, Load, NodePlan, Placement, Times, node_plan, times
+from mlxcel_nb.plan.estimate import PROCESS, Links, Load, NodePlan, Placement, Times, node_plan, times
 from mlxcel_nb.plan.facts import ModelFacts
 from mlxcel_nb.plan.nodes import Node, Speed, alike
 from mlxcel_nb.plan.stages import StageCosts, split_layers
@@ -164,7 +164,11 @@ def _why_not(parts: Sequence[NodePlan], load: Load) -> str:
     longest = min(part.context for part in parts)
     if longest:
         return f"{what}; {_sequences(load)} of up to {longest} tokens would fit"
-    return f"{what}: its weights alone take {bytes_text(worst.weights)}"
+    if worst.weights >= worst.node.memory:
+        return f"{what}: its weights alone take {bytes_text(worst.weights)}"
+    return (
+        f"{what}: {bytes_text(worst.weights)} of weights, {bytes_text(PROCESS)} for the process, the rest to work with"
+    )
 
 
 def _sequences(load: Load) -> str:
