@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mlxcel_nb.client import loading, status
 from mlxcel_nb.client.exits import Exits
@@ -33,6 +33,9 @@ from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, field
 from mlxcel_nb.util import times
 from mlxcel_nb.util.versions import local_versions
+
+if TYPE_CHECKING:
+    from mlxcel_nb.client.forcing import Forced
 
 START_S = 60.0
 
@@ -361,9 +364,8 @@ class Cluster(AsyncTwins):
         except MlxcelError as error:
             inbox.close()
             raise self._explain(error) from None
-        except (
-            BaseException
-        ):  # an interrupt: the order may be on its way, and the traceback keeps the stream from its end
+        except BaseException:
+            # An interrupt: the order may be on its way, and the traceback keeps the stream from its end.
             cancel()
             inbox.close()
             raise
@@ -376,12 +378,21 @@ class Cluster(AsyncTwins):
         messages: list[dict[str, Any]] | None = None,
     ) -> Completion:
         """`stream` and wait for the end. An interrupt cancels the request on every rank."""
-        stream = self.stream(prompt, params, messages=messages)
-        try:
-            return stream.result()
-        except BaseException:
-            stream.cancel()
-            raise
+        return _finish(self.stream(prompt, params, messages=messages))
+
+    def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced:
+        """Feed `tokens` after `prompt`, whatever the model would choose, and bring logits and layers from the engines.
+
+        For `verify`, which compares layouts.
+        """
+        from mlxcel_nb.client import forcing
+
+        router, model, instance = self._running(), self._model, self._instance
+        if model is None or instance is None:
+            raise ClusterError("no model is loaded", advice="Load one first.")
+        order = forcing.order(instance, prompt, tokens)
+        _finish(self._stream(order))
+        return forcing.bring(router, model, order.id, len(tokens), self.step_s)
 
     # -- status -----------------------------------------------------------------------------------
 
@@ -407,6 +418,14 @@ class Cluster(AsyncTwins):
             differing=differing,
             warnings=status.warnings(nodes, differing, exits),
         )
+
+
+def _finish(stream: Stream) -> Completion:
+    try:
+        return stream.result()
+    except BaseException:
+        stream.cancel()
+        raise
 
 
 def _end_later(router: Router, launcher: LocalCluster) -> None:

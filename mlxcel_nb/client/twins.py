@@ -6,11 +6,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.stream import Stream
 from mlxcel_nb.models.params import SamplingParams
+
+if TYPE_CHECKING:
+    from mlxcel_nb.client.forcing import Forced
 
 Prompt = str | Sequence[int] | None
 
@@ -52,6 +55,9 @@ class AsyncTwins(ABC):
         messages: list[dict[str, Any]] | None = None,
     ) -> Stream: ...
 
+    @abstractmethod
+    def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced: ...
+
     async def astart(self, on_progress: Callable[[str], None] | None = None) -> Self:
         return await asyncio.to_thread(self.start, on_progress)
 
@@ -75,6 +81,9 @@ class AsyncTwins(ABC):
 
     async def astatus(self) -> ClusterStatus:
         return await asyncio.to_thread(self.status)
+
+    async def aforced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced:
+        return await asyncio.to_thread(self.forced, prompt, tokens)
 
     async def astream(
         self,

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mlxcel_nb.client import verifying
+from mlxcel_nb.client.cluster import Cluster
+from mlxcel_nb.cluster.layout import parse_name
+from mlxcel_nb.commands.console import Progress
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.model import fetch_meter
 from mlxcel_nb.commands.parser import UsageProblem
 from mlxcel_nb.display.verify import catalogue_dict, catalogue_view, model_dict, model_view
 from mlxcel_nb.display.view import View, note
+from mlxcel_nb.errors import ClusterError, ConfigError
 from mlxcel_nb.models import catalogue
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.store import resolve
@@ -32,7 +40,9 @@ def verify(args: argparse.Namespace, context: Context) -> int:
         raise UsageProblem("verify takes a --model or the --catalogue, one of the two", advice="See: verify -h")
     if args.arch and not args.catalogue:
         raise UsageProblem("--arch names an architecture of the --catalogue", advice="See: verify -h")
-    return _catalogue(args, context) if args.catalogue else _in_process(args, context)
+    if args.catalogue:
+        return _catalogue(args, context)
+    return _in_process(args, context) if args.in_process else _on_engines(args, context)
 
 
 def _catalogue(args: argparse.Namespace, context: Context) -> int:
@@ -58,23 +68,106 @@ def _in_process(args: argparse.Namespace, context: Context) -> int:
         folder = resolve(args.model, allow_code=args.allow_code, progress=fetch_meter(progress))
         for said in run_job(_job(args, folder), progress.update):
             verdicts.append(Verdict.from_dict(said["verdict"]))
-            notes += [f"Note: {warning}" for warning in said["warnings"]]
-        notes = list(dict.fromkeys(notes))
-        result = model_dict(args.model, verdicts, "", notes) if _as_json(args) else None
-        progress.finish(_json(result) if result else model_view(args.model, verdicts, IN_PROCESS, notes))
+            notes += said["warnings"]
+        progress.finish(_result(args, verdicts, "", IN_PROCESS, notes))
     return int(not all(each.equal for each in verdicts))
+
+
+def _on_engines(args: argparse.Namespace, context: Context) -> int:
+    """A model on the engines of the cluster that runs, or of one that lives as long as the command."""
+    with context.console.progress(f"Verifying {args.model}") as progress:
+        folder = resolve(args.model, allow_code=args.allow_code, progress=fetch_meter(progress))
+        prompt = _prompt(args, folder)
+        with _cluster(args, context, progress) as cluster:
+            layouts, notes = _that_fit(args, cluster.n)
+            done = 0
+
+            def on_layout(name: str) -> None:
+                nonlocal done
+                progress.update(done, len(layouts) + 1, name)
+                done += 1
+
+            found = verifying.verify(
+                cluster,
+                args.model,
+                layouts,
+                prompt,
+                args.tokens,
+                dtype=args.dtype,
+                allow_code=args.allow_code,
+                judged=judged(folder, args.dtype),
+                on_layout=on_layout,
+                on_progress=lambda news: progress.update(
+                    done - 1, len(layouts) + 1, f"{('single', *layouts)[done - 1]}: {news.node_id}: {news.what}"
+                ),
+            )
+            verdicts = []
+            for verdict, report in found:
+                verdicts.append(verdict)
+                notes += report.warnings
+            how = f"Run on the engines of {cluster.name}, over their links: {cluster.n} on this machine."
+            progress.finish(_result(args, verdicts, cluster.name, how, notes))
+    return int(not all(each.equal for each in verdicts))
+
+
+@contextmanager
+def _cluster(args: argparse.Namespace, context: Context, progress: Progress) -> Iterator[Cluster]:
+    """The cluster that runs, if one does."""
+    engines = verifying.engines_for(args.model, args.layouts or (), allow_code=args.allow_code)
+    named = getattr(args, "cluster", None)
+    try:
+        running = context.session.get(named).cluster
+    except ClusterError:
+        if named is not None:
+            raise
+        running = None
+    if running is not None:
+        if engines > running.n:
+            what = f"a layout needs {engines} engines, {running.name} has {running.n}"
+            raise ConfigError(what, advice="Start a larger cluster, or verify other layouts.")
+        yield running
+        return
+    if args.layouts is None:
+        engines = verifying.engines_for(args.model, MODEL_LAYOUTS, allow_code=args.allow_code)
+    held = context.session.start(lambda doing: progress.update(0, 0, doing), n=engines)
+    try:
+        yield held.cluster
+    finally:
+        context.session.stop(held.cluster.name)
+
+
+def _that_fit(args: argparse.Namespace, engines: int) -> tuple[tuple[str, ...], list[str]]:
+    """The layouts to try, and what is to be said of those that are not."""
+    if args.layouts is not None:
+        return args.layouts, []
+    fit = tuple(name for name in MODEL_LAYOUTS if math.prod(parse_name(name)) <= engines)
+    if not fit:
+        raise ConfigError("one engine cannot split a model", advice="Start a cluster with more, or use --in-process.")
+    left = [name for name in MODEL_LAYOUTS if name not in fit]
+    return fit, [f"{', '.join(left)} would take more engines"] if left else []
+
+
+def _result(args: argparse.Namespace, verdicts: list[Verdict], cluster: str, how: str, notes: list[str]) -> View:
+    notes = list(dict.fromkeys(notes))
+    if _as_json(args):
+        return _json(model_dict(args.model, verdicts, cluster, notes))
+    return model_view(args.model, verdicts, how, [f"Note: {each}" for each in notes])
 
 
 def _job(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {
         "model": str(folder),
         "layouts": args.layouts or MODEL_LAYOUTS,
-        "prompt": prompt_ids(folder, TEXT if args.prompt is None else args.prompt, args.tokens),
+        "prompt": _prompt(args, folder),
         "tokens": args.tokens,
         "dtype": args.dtype,
         "allow_code": args.allow_code,
         "judged": judged(folder, args.dtype),
     }
+
+
+def _prompt(args: argparse.Namespace, folder: Path) -> list[int]:
+    return prompt_ids(folder, TEXT if args.prompt is None else args.prompt, args.tokens)
 
 
 def judged(folder: Path, dtype: str) -> bool:

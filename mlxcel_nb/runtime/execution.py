@@ -16,6 +16,7 @@ from mlxcel_nb.models.sampling import Sampled, Sampler
 from mlxcel_nb.runtime.collectives import Collectives
 from mlxcel_nb.runtime.fabric import Fabric
 from mlxcel_nb.runtime.protocol import LoadOrder, Step
+from mlxcel_nb.runtime.recording import Recording
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Execution:
     Args:
         context: the prompt's last tokens, for the repetition penalty; only the sampler uses them.
         check: raises when the epoch has been aborted; called after each layer of a prefill chunk.
+        recording: notes layers and logits, for a request that asks for it.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Execution:
         params: SamplingParams,
         context: list[int],
         check: Callable[[], None],
+        recording: Recording | None = None,
     ) -> None:
         layout, me = instance.layout, instance.me
         self.epoch = epoch
@@ -56,13 +59,16 @@ class Execution:
         self._fabric = instance.fabric
         self._collectives = instance.collectives
         self._check = check
+        self._recording = recording
         self._cache: list[Any] = instance.part.make_cache()
         self._first = layout.stage_of(me) == 0
         self._last = layout.stage_of(me) == layout.pp - 1
         self._sampler = Sampler(params, context) if me == layout.sampler else None
 
-    def _after_layer(self, _layer: int, _output: mx.array) -> None:
+    def _after_layer(self, layer: int, output: mx.array) -> None:
         self.layers_done += 1
+        if self._recording is not None:
+            self._recording.on_layer(layer, output)
         self._check()
 
     def run(self, step: Step) -> Sampled | None:
@@ -75,6 +81,8 @@ class Execution:
         if self._sampler is None or not step.sample:
             mx.eval(y)
             return None
+        if self._recording is not None:
+            self._recording.on_logits(y.reshape(-1))
         return self._sampler.sample(y.reshape(-1))
 
     def _forward(self, step: Step) -> Any:
@@ -86,5 +94,6 @@ class Execution:
             x = self._fabric.recv_hidden(self._part.takes)
             if self._part.size_of(x) != (1, step.count):
                 raise WireError(f"activations of shape {x['hidden'].shape} where a step of {step.count} tokens was due")
-        on_layer = self._after_layer if step.prefill and self._collectives.breakable else None
+        layer_by_layer = (step.prefill or self._recording is not None) and self._collectives.breakable
+        on_layer = self._after_layer if layer_by_layer else None
         return self._part.forward(x, self._cache, on_layer=on_layer)

@@ -17,6 +17,7 @@ from mlxcel_nb.models.text import Detokenizer, StopStrings
 from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
 from mlxcel_nb.runtime.execution import Execution, Instance
 from mlxcel_nb.runtime.protocol import GenerateOrder, Step
+from mlxcel_nb.runtime.recording import check_room
 from mlxcel_nb.util.log import get_logger, trail
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class Leader:
                 self._worker.fail(self._instance.order.instance, error)
         finally:
             self._execution = None
+            self._worker.finish_recording()
             self._worker.leave()
         answer.end(
             reason,
@@ -164,7 +166,9 @@ class Leader:
         if not ids:
             raise RequestError("the prompt is empty", advice="Give it at least one token.")
         rows = self._instance.part.vocab_size
-        if (highest := max(ids)) >= rows:
+        if order.forced is not None:
+            check_room(len(order.forced), rows)
+        if (highest := max(*ids, *(order.forced or ids))) >= rows:
             # MLX would read, or write, past the end of the embedding.
             raise RequestError(f"token id {highest} is outside the model's vocabulary of {rows}")
         if self._context and len(ids) > self._context:
@@ -184,15 +188,16 @@ class Leader:
         clock.first_token = time.monotonic()
         step = -(-len(prompt) // PREFILL_CHUNK)
         while True:
-            if sampled.token in self._tokenizer.eos_ids and not params.ignore_eos:
+            token = sampled.token if order.forced is None else order.forced[answer.tokens]
+            if token in self._tokenizer.eos_ids and not params.ignore_eos:
                 answer.tokens += 1
                 return "stop"
-            if answer.add(sampled.token):
+            if answer.add(token):
                 return "stop"
             if answer.tokens >= limit:
                 return "length"
             sampled = self._step(
-                Step(epoch=self._last_epoch, step=step, count=1, sample=True, prefill=False, tokens=(sampled.token,))
+                Step(epoch=self._last_epoch, step=step, count=1, sample=True, prefill=False, tokens=(token,))
             )
             step += 1
 
@@ -201,9 +206,12 @@ class Leader:
         context = prompt[-params.repetition_context :] if params.repetition_context else []
         self._begun = True
         begin = {"type": "begin", "epoch": epoch, "params": params.to_dict(), "context": context}
+        recording = self._worker.record(order.id) if order.forced is not None else None
+        if recording is not None:
+            begin["record"] = order.id
         for link in self._instance.fabric.followers.values():
             self._instance.fabric.tell(link, begin)
-        self._execution = Execution(self._instance, epoch, params, context, self._worker.check)
+        self._execution = Execution(self._instance, epoch, params, context, self._worker.check, recording)
         sampled = None
         for number, start in enumerate(range(0, len(prompt), PREFILL_CHUNK)):
             chunk = prompt[start : start + PREFILL_CHUNK]

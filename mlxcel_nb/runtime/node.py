@@ -355,6 +355,8 @@ class Node:
             self._generate(router, GenerateOrder.from_dict(message))
         elif kind == "cancel":
             self._requests.cancel(field_of(message, "id", str), router)
+        elif kind == "recorded":
+            self._tell_recorded(router, message)
         else:
             return False
         return True
@@ -388,6 +390,12 @@ class Node:
         if held.place(self.config.node_id) != 0:
             raise WireError("a request goes to the leader, which this node is not")
         self._requests.take(order, router)
+
+    def _tell_recorded(self, router: ControlLink, message: dict[str, Any]) -> None:
+        from mlxcel_nb.runtime import recording  # brings MLX, which is there when a model is
+
+        piece = recording.answer(self._worker.recording, message)
+        router.send({"type": "reply", "id": field_of(message, "id", str), "recorded": piece})
 
     # -- status -----------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ place      router -> node    where can you be reached; answered by reply
 measure    router -> node    how fast is your way to that node (a visitor may ask too); answered by reply
 heartbeat  node -> node      I live, so far is my work; every 5 s
 addresses  node -> node      my host's addresses: I may come from any of them
-reply      node -> router    the answer to unload, status, place or measure, by its `id`
+recorded   router -> member  give a piece of what a request with `forced` tokens gave here; answered by reply
+reply      node -> router    the answer to unload, status, place, measure or recorded, by its `id`
 error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error
 abort      leader -> member  leave this epoch
@@ -163,7 +164,11 @@ def _read_paths(told: Any) -> Agreement:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOrder:
-    """One request. Exactly one of `prompt`, `messages` and `token_ids` is given."""
+    """One request. Exactly one of `prompt`, `messages` and `token_ids` is given.
+
+    Args:
+        forced: ids that are fed in place of those sampled; every member then notes what it saw (`runtime.recording`).
+    """
 
     id: str
     instance: str
@@ -171,12 +176,17 @@ class GenerateOrder:
     prompt: str | None = dataclasses.field(default=None, repr=False)
     messages: list[dict[str, Any]] | None = dataclasses.field(default=None, repr=False)
     token_ids: list[int] | None = dataclasses.field(default=None, repr=False)
+    forced: list[int] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.prompt, self.messages, self.token_ids)) != 1:
             raise RequestError("give exactly one of a prompt, messages, or token ids")
         if self.token_ids is not None:
             _check_ids(self.token_ids)
+        if self.forced is not None:
+            _check_ids(self.forced)
+            if len(self.forced) < self.params.max_tokens:
+                raise RequestError(f"{self.params.max_tokens} tokens are to be fed, and {len(self.forced)} given")
 
     @functools.cached_property
     def weight(self) -> int:
@@ -192,7 +202,7 @@ class GenerateOrder:
             "instance": self.instance,
             "params": self.params.to_dict(),
         }
-        for name in ("prompt", "messages", "token_ids"):
+        for name in ("prompt", "messages", "token_ids", "forced"):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
         return message
@@ -206,6 +216,7 @@ class GenerateOrder:
             prompt=field(message, "prompt", str) if "prompt" in message else None,
             messages=field(message, "messages", list) if "messages" in message else None,
             token_ids=field(message, "token_ids", list) if "token_ids" in message else None,
+            forced=field(message, "forced", list) if "forced" in message else None,
         )
 
 

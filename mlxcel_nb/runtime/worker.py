@@ -29,6 +29,7 @@ from mlxcel_nb.util.log import get_logger, trail
 if TYPE_CHECKING:  # these bring MLX, which a node without a model does without
     from mlxcel_nb.runtime.execution import Execution, Instance
     from mlxcel_nb.runtime.leader import Leader
+    from mlxcel_nb.runtime.recording import Recording
 
 log = get_logger("runtime.worker")
 
@@ -108,6 +109,7 @@ class Worker:
         self.progress = 0
         self.instance: Instance | None = None
         self.leader: Leader | None = None
+        self.recording: Recording | None = None
         self.broken: MlxcelError | None = None
         self.ended: MlxcelError | None = None
         self.interrupt = Interrupt()
@@ -309,6 +311,7 @@ class Worker:
     def _drop(self) -> None:
         """Forget the model and close its links."""
         self._executions.clear()
+        self.recording = None
         if self.instance is not None:
             self.instance.fabric.close()
             self.instance = None
@@ -317,6 +320,18 @@ class Worker:
 
             give_back()
         self.broken = None
+
+    def record(self, request: str) -> Recording:
+        """Begin to note what `request` gives here, in place of what was noted before."""
+        from mlxcel_nb.runtime.recording import Recording
+
+        self.recording = Recording(request)
+        return self.recording
+
+    def finish_recording(self) -> None:
+        """The request under way is over; if it was noted, that can be asked for now."""
+        if self.recording is not None and not self.recording.done:
+            self.recording.finish()
 
     # -- following --------------------------------------------------------------------------------
 
@@ -336,6 +351,7 @@ class Worker:
             self._step(instance, Step.from_dict(message))
         elif kind in ("end", "abort"):
             self._executions.pop(message_field(message, "epoch", int), None)
+            self.finish_recording()
         else:
             raise WireError(f"the leader sent {kind!r} on a hot link")
 
@@ -345,7 +361,8 @@ class Worker:
         epoch = message_field(message, "epoch", int)
         params = SamplingParams.from_dict(message_field(message, "params", dict))
         context = message_field(message, "context", list)
-        self._executions = {epoch: Execution(instance, epoch, params, context, self.check)}
+        recording = self.record(message_field(message, "record", str)) if "record" in message else None
+        self._executions = {epoch: Execution(instance, epoch, params, context, self.check, recording)}
 
     def _step(self, instance: Instance, step: Step) -> None:
         execution = self._executions.get(step.epoch)

@@ -37,7 +37,7 @@ def ask(line: str, where: Where = Where.SHELL) -> tuple[int, str]:
 
 
 def test_a_folder_is_verified_in_one_process(tiny: Path) -> None:
-    status, text = ask(f"--model {tiny} --layouts tp2,pp2xtp2 --tokens 4 --prompt abc --json")
+    status, text = ask(f"--model {tiny} --in-process --layouts tp2,pp2xtp2 --tokens 4 --prompt abc --json")
     told = json.loads(text)
     assert status == 0
     assert told["equal"]
@@ -60,9 +60,9 @@ def test_the_catalogue_is_verified_by_name() -> None:
 
 def test_a_split_that_cannot_be_is_an_error_with_its_reason(tiny: Path) -> None:
     with pytest.raises(ConfigError, match="9 pipeline stages for a model of 5 layers"):
-        ask(f"--model {tiny} --layouts pp9 --tokens 2")
+        ask(f"--model {tiny} --in-process --layouts pp9 --tokens 2")
     with pytest.raises(ConfigError, match="the model's context is 2048"):
-        ask(f"--model {tiny} --layouts pp2 --tokens 3000")
+        ask(f"--model {tiny} --in-process --layouts pp2 --tokens 3000")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ def test_orders_and_steps_survive_the_wire() -> None:
     assert LoadOrder.from_dict(unpack(pack(load.to_dict()))) == load
     ask = GenerateOrder(id="r", instance="i", params=SamplingParams(stop=("\n\n",), seed=7), prompt="$x {y} 🙂")
     assert GenerateOrder.from_dict(unpack(pack(ask.to_dict()))) == ask
+    two = SamplingParams(max_tokens=2)
+    ask = GenerateOrder(id="r", instance="i", params=two, token_ids=[1], forced=[2, 3])
+    assert GenerateOrder.from_dict(unpack(pack(ask.to_dict()))) == ask
     step = Step(epoch=3, step=4, count=2, sample=True, prefill=False, tokens=(5, 6))
     assert Step.from_dict(unpack(pack(step.to_dict(with_tokens=True)))) == step
     assert Step.from_dict(step.to_dict(with_tokens=False)).tokens == ()
@@ -89,6 +92,9 @@ def test_a_bent_load_order_is_refused(change: dict[str, Any]) -> None:
         {"params": {"max_tokens": -1}},
         {"token_ids": [1, "2"], "prompt": None},
         {"token_ids": [-1]},
+        {"forced": [-1]},
+        {"forced": "abc"},
+        {"forced": [1], "params": {"max_tokens": 2}},
     ],
 )
 def test_a_bent_request_is_refused(change: dict[str, Any]) -> None:

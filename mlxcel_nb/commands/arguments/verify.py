@@ -32,6 +32,8 @@ def add(tree: Tree) -> None:
     verify.add(
         "--dtype", choices=DTYPES, default="auto", help="auto (default) is float32 on CPUs and as stored elsewhere"
     )
+    here = "without engines: the parts one after the other in one process, ranks as threads"
+    verify.add("--in-process", action="store_true", help=here)
     verify.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else refused")
     verify.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object")
     verify.add(
