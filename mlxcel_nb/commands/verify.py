@@ -13,6 +13,7 @@ from typing import Any
 from mlxcel_nb.client import verifying
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.cluster.layout import parse_name
+from mlxcel_nb.commands.arguments.verify import OF_A_MODEL, TOKENS
 from mlxcel_nb.commands.console import Progress
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.model import fetch_meter
@@ -41,7 +42,11 @@ def verify(args: argparse.Namespace, context: Context) -> int:
     if args.arch and not args.catalogue:
         raise UsageProblem("--arch names an architecture of the --catalogue", advice="See: verify -h")
     if args.catalogue:
+        if given := next((name for name in OF_A_MODEL if getattr(args, name, None)), None):
+            option = f"--{given.replace('_', '-')}"
+            raise UsageProblem(f"{option} belongs to a --model, not to the --catalogue", advice="See: verify -h")
         return _catalogue(args, context)
+    args.tokens, args.dtype = args.tokens or TOKENS, args.dtype or "auto"
     return _in_process(args, context) if args.in_process else _on_engines(args, context)
 
 

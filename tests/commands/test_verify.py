@@ -16,6 +16,7 @@ from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.dispatch import Context, run
 from mlxcel_nb.commands.parser import UsageProblem, Where
 from mlxcel_nb.commands.session import Session
+from mlxcel_nb.commands.verify import judged
 from mlxcel_nb.display.verify import catalogue_view, count, model_view
 from mlxcel_nb.errors import ClusterError, ConfigError, MlxcelError
 from mlxcel_nb.models.verifying import job
@@ -71,6 +72,8 @@ def test_a_split_that_cannot_be_is_an_error_with_its_reason(tiny: Path) -> None:
         ("", "--model or the --catalogue"),
         ("--model x --catalogue", "--model or the --catalogue"),
         ("--model x --arch llama", "--arch names an architecture of the --catalogue"),
+        ("--catalogue --dtype float32", "--dtype belongs to a --model"),
+        ("--catalogue --in-process", "--in-process belongs to a --model"),
         ("--catalogue --arch lama", "no architecture 'lama'"),
         ("--model x --layouts tp2,ep2", "'ep2' is not a layout"),
         ("--model x --layouts ,", "no layout in it"),
@@ -95,6 +98,13 @@ def test_a_reader_that_leaves_ends_the_process() -> None:
     assert "finding" in next(findings)
     findings.close()
     assert not psutil.Process().children()
+
+
+def test_weights_that_stay_quantised_are_not_judged(tiny: Path, tmp_path: Path) -> None:
+    """Case 12."""
+    packed = make_tiny(tmp_path / "packed", quantization={"group_size": 32, "bits": 4})
+    assert [judged(packed, dtype) for dtype in ("auto", "float32", "native")] == [True, True, False]
+    assert judged(tiny, "native")
 
 
 def test_a_table_says_where_two_runs_part() -> None:

@@ -12,6 +12,9 @@ from mlxcel_nb.errors import ConfigError
 
 TOKENS = 64
 
+OF_A_MODEL = ("prompt", "tokens", "dtype", "in_process", "allow_code", "cluster")
+"""Options that say nothing of the catalogue."""
+
 
 def add(tree: Tree) -> None:
     detail = (
@@ -28,10 +31,8 @@ def add(tree: Tree) -> None:
     usual = "as in tp2,pp2,tp2xpp2 (the default for a model)"
     verify.add("--layouts", type=layouts, metavar="LIST", help=usual)
     verify.add("--prompt", metavar="TEXT", help="what to read first, in place of a sentence of ours")
-    verify.add("--tokens", type=shared.count, default=TOKENS, metavar="N", help=f"how many to make (default {TOKENS})")
-    verify.add(
-        "--dtype", choices=DTYPES, default="auto", help="auto (default) is float32 on CPUs and as stored elsewhere"
-    )
+    verify.add("--tokens", type=shared.count, metavar="N", help=f"how many to make (default {TOKENS})")
+    verify.add("--dtype", choices=DTYPES, help="auto (default) is float32 on CPUs and as stored elsewhere")
     here = "without engines: the parts one after the other in one process, ranks as threads"
     verify.add("--in-process", action="store_true", help=here)
     verify.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else refused")
