@@ -92,7 +92,7 @@ def join(skeleton: Skeleton, part: Part, switches: Switches, dtype: str = "float
         layer = place.module
         if part.holds(index):
             layer.__class__ = mixed(Held, type(layer))
-        object.__setattr__(layer, "_stage", (family, switches, index, part.samples, skeleton.rounds == 1))
+        object.__setattr__(layer, "_stage", (family, switches, index, part.samples, skeleton.rounds))
     for place in skeleton.others:
         if isinstance(place.module, Absent):
             hidden_behind(place.module).set_dtype(getattr(mx, dtype))
@@ -131,8 +131,8 @@ class Held:
     """Mixed into the class of a layer of this stage."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        stage: tuple[Family, Switches, int, bool, bool] = object.__getattribute__(self, "_stage")
-        family, switches, index, samples, once = stage
+        stage: tuple[Family, Switches, int, bool, int] = object.__getattribute__(self, "_stage")
+        family, switches, index, samples, rounds = stage
         call = Call(index, list(args), dict(kwargs))
         family.enter(call, switches)
         out = super().__call__(*call.args, **call.kwargs)  # type: ignore[misc]
@@ -143,14 +143,16 @@ class Held:
             switches.on_layer(index, hidden)
         if index != family.end - 1:
             return out
+        switches.passes += 1
+        if switches.passes < rounds:  # all layers on one stage, and once more through them
+            return out
         if not samples:
             if family.end < family.n_layers:
                 family.hand_over(out, switches)
             else:  # a tensor rank that leaves the sampling to another: that it ran is all
                 switches.sent["hidden"] = family.hidden(out)
-            if once:
-                raise StageDone
-        return out if switches.all_logits or not once else family.last_position(out)
+            raise StageDone
+        return out if switches.all_logits else family.last_position(out)
 
 
 def absent(module: Any, mixin: type) -> Any:

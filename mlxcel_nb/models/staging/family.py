@@ -30,6 +30,7 @@ class Switches:
         all_logits: logits of every position are wanted, not of the last alone.
         received: from the stage before; empty on the first.
         sent: for the next stage.
+        passes: how often the layers have been run through.
         family: set once, when the stage is put together.
     """
 
@@ -37,10 +38,11 @@ class Switches:
     all_logits: bool = False
     received: Handover = field(default_factory=dict)
     sent: Handover = field(default_factory=dict)
+    passes: int = 0
     family: Family | None = None
 
     def begin(self, received: Handover, on_layer: Callable[[int, mx.array], None] | None, *, all_logits: bool) -> None:
-        self.received, self.sent = received, {}
+        self.received, self.sent, self.passes = received, {}, 0
         self.on_layer, self.all_logits = on_layer, all_logits
 
     def end(self) -> None:

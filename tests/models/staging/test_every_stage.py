@@ -22,6 +22,7 @@ from mlxcel_nb.models.loading import load_part
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.staging.table import FAMILIES
 from mlxcel_nb.plan.part import Part
+from mlxcel_nb.plan.part import whole as whole_of
 from tests.catalogue import RUNNING, chosen
 from tests.models.sharding.ranks import DECODE, PREFILL, ids, whole
 
@@ -88,8 +89,11 @@ def test_stages_are_equal_to_the_whole(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in chosen(STANDING) if name in LOOPS])
-def test_layers_that_run_twice_over_are_refused(name: str, tmp_path: Path) -> None:
+def test_layers_that_run_twice_over_are_one_stage_alone(name: str, tmp_path: Path) -> None:
     folder = catalogue.write(ENTRIES[name], tmp_path / "m")
     n = ENTRIES[name].n_layers
+    for last_only in (False, True):
+        found = through([load_part(folder, whole_of(n))], 3, all_logits=not last_only)
+        assert_equal(found, whole(name, 3)[:, PREFILL - 1 :] if last_only else whole(name, 3))
     with pytest.raises(ConfigError, match=f"no pipeline stages for model type {name}"):
         load_part(folder, Part((0, 2), n, 0, 2))
