@@ -39,11 +39,10 @@ class Party:
             on_change=self.changes.append,
         )
         self.address = Address("127.0.0.1", 1)
-        self.others: list[ControlLink] = []
 
     def _on_link(self, link: Link) -> None:
         if not self.pool.take(link):
-            self.others.append(ControlLink(link, on_message=self._on_message, on_state=lambda *_: None))
+            link.close()
 
     def _on_message(self, link: ControlLink, message: dict[str, Any]) -> None:
         if message.get("type") != "heartbeat":
@@ -62,6 +61,11 @@ class Party:
     def links(self, node_id: str) -> list[ControlLink]:
         peer = self.pool._peers.get(node_id)
         return [link for link in peer.links if link.open] if peer else []
+
+    @property
+    def guests(self) -> list[ControlLink]:
+        """Connections of nodes that are no peers here."""
+        return list(self.pool._guests)
 
     async def ask(self, node_id: str, **more: Any) -> str:
         answer = await self.pool.request(node_id, {"type": "status"}, **more)
@@ -89,8 +93,6 @@ async def party(node_id: str, **more: Any) -> AsyncIterator[Party]:
     finally:
         await made.pool.close()
         await made.listener.close()
-        for link in made.others:
-            link.close("the test is over")
 
 
 @contextlib.asynccontextmanager

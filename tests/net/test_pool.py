@@ -27,7 +27,7 @@ NO_LINGER = struct.pack("ii", 1, 0)
 
 def reset(who: Party, node_id: str) -> None:
     """Break the connections of `who` to `node_id`, as a network does."""
-    for link in [*who.links(node_id), *who.others]:
+    for link in [*who.links(node_id), *who.guests]:
         link._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         link._sock.shutdown(socket.SHUT_RDWR)
 
@@ -96,6 +96,34 @@ def test_one_that_only_the_higher_id_knows_of_is_dialled_by_it():
     run(case())
 
 
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")])
+def test_a_node_that_hears_of_its_peer_late_uses_the_connection_that_came_meanwhile(monkeypatch, first, second):
+    """Beacons tell one side seconds before the other; heartbeats then come by the connection that was there first."""
+    monkeypatch.setattr(times, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(times, "PING_S", 0.05)
+
+    async def case():
+        async with party(first) as early, party(second) as late:
+            early.pool.add(second, [late.address])
+            await until(lambda: late.listener.counts["established"] == 1 and early.links(second))
+            assert not late.links(first)
+            late.pool.add(first, [early.address])
+            beats = set()
+
+            def three_beats() -> bool:
+                beats.add(late.pool.membership.members[first].beat_at)
+                return len(beats) > 3
+
+            await until(three_beats)
+            assert not late.links(first)[0].link.dialled
+            assert early.listener.counts["established"] == 0, "the late one dialled all the same"
+            assert State.DEAD not in early.states(second) + late.states(first)
+            assert await late.ask(first) == first
+            assert await early.ask(second) == second
+
+    run(case())
+
+
 def test_a_reset_is_mended_and_the_peer_was_never_dead():
     async def case():
         async with acquainted() as (a, b):
@@ -115,7 +143,7 @@ def test_a_peer_that_ends_is_dead_within_a_moment_and_back_when_it_returns():
         async with party("a") as a:
             async with party("b") as b:
                 a.pool.add("b", [b.address])
-                await until(lambda: a.state("b") is State.ALIVE and b.others)
+                await until(lambda: a.state("b") is State.ALIVE and b.guests)
                 await b.listener.close()
                 began = asyncio.get_running_loop().time()
                 reset(b, "a")

@@ -34,8 +34,6 @@ def standing_on(host: Host, node_id: str) -> Iterator[Party]:
             await asyncio.sleep(0.02)
         await party.pool.close()
         await party.listener.close()
-        for link in party.others:
-            link.close("the test is over")
 
     def body() -> None:
         with host.inside():

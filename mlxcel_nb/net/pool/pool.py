@@ -95,6 +95,7 @@ class Pool:
         self._announce = announce
         self._loop = asyncio.get_running_loop()
         self._peers: dict[str, Peer] = {}
+        self._guests: set[ControlLink] = set()  # of nodes that have this one among their peers, and are none here yet
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._questions = Questions()
         self._closed = False
@@ -111,6 +112,9 @@ class Pool:
             return
         peer = self._peers[node_id] = Peer(node_id, tuple(addresses), self._dialler.identity().node_id < node_id)
         self.membership.expect([node_id], self._loop.time())
+        for link in [each for each in self._guests if each.peer.node_id == node_id]:
+            self._guests.discard(link)
+            self._join(peer, link)
         self._keepers[node_id] = self._loop.create_task(self._keep(peer))
 
     def remove(self, node_id: str) -> None:
@@ -124,11 +128,17 @@ class Pool:
                 link.close("no peer any more")
 
     def take(self, link: Link) -> bool:
-        """Whether `link`, which has arrived at the listener, is a peer's; then it belongs to the pool."""
-        peer = self._peers.get(link.peer.node_id)
-        if peer is None or self._closed:
+        """Whether the pool wants `link`, which another node's pool has made; then it belongs to this one.
+
+        It may come before this node has heard of the other: it is the peer's connection as soon as that is `add`ed.
+        """
+        if self._closed:
             return False
-        self._adopt(peer, link)
+        peer, control = self._peers.get(link.peer.node_id), self._drive(link)
+        if peer is None:
+            self._guests.add(control)
+        else:
+            self._join(peer, control)
         return True
 
     def send(self, node_id: str, message: Message) -> None:
@@ -188,6 +198,8 @@ class Pool:
             peer.cancel()
             for link in list(peer.links):
                 link.close("node stops")
+        for link in list(self._guests):
+            link.close("node stops")
         self._questions.fail(PeerLost("this node stops"))
         await asyncio.gather(*keepers, return_exceptions=True)
 
@@ -279,20 +291,22 @@ class Pool:
             self._tell(Unreachable(node_id=peer.node_id, reason=error.cause))
             raise
         if self._peers.get(peer.node_id) is peer and not self._closed:
-            self._adopt(peer, link)
+            self._join(peer, self._drive(link))
         else:
             link.close()
 
-    def _adopt(self, peer: Peer, link: Link) -> None:
-        """Drive `link` and let it be the peer's connection, unless another is."""
-        control = ControlLink(
+    def _drive(self, link: Link) -> ControlLink:
+        return ControlLink(
             link, on_message=self._message, on_stream=self._on_stream, on_state=self._state, measure=True
         )
-        for older in [each for each in peer.links if each.peer.incarnation != link.peer.incarnation]:
+
+    def _join(self, peer: Peer, control: ControlLink) -> None:
+        """Let `control` be the peer's connection, unless another is."""
+        for older in [each for each in peer.links if each.peer.incarnation != control.peer.incarnation]:
             older.close("a newer process has its place")
             peer.links.remove(older)
         spare = peer.join(control, self._loop.time())
-        self._tell(Linked(node_id=peer.node_id, incarnation=link.peer.incarnation))
+        self._tell(Linked(node_id=peer.node_id, incarnation=control.peer.incarnation))
         if spare is not None and spare.link.dialled:
             self._loop.call_later(RETIRE_S, self._retire, peer, spare)
         self._send_beat(control)
@@ -338,6 +352,9 @@ class Pool:
 
     def _gone(self, link: ControlLink, reason: str, *, goodbye: bool) -> None:
         node_id, incarnation = link.peer.node_id, link.peer.incarnation
+        if link in self._guests:
+            self._guests.discard(link)
+            return
         if peer := self._peers.get(node_id):
             peer.leave(link)
         self._tell(Ended(node_id=node_id, incarnation=incarnation, reason=reason, goodbye=goodbye))
