@@ -2,13 +2,16 @@
 
 Stages follow each other within a thread, and ranks meet at a barrier where they add up in rank order, so the parts are
 those that engines load and the sums are exact copies on all ranks, without an engine or a socket. MLX's streams belong
-to threads: each loads what it runs. Any thread may call `run`; it returns when all have ended.
+to threads, and live as long as the process: so each rank has one thread for good, and loads on it what it runs. Any
+thread may call `run`; one run is made at a time.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,14 +109,8 @@ def run(
     meeting = Meeting(layout.tp)
     members = [_Rank(Path(folder), layout, rank, meeting, dtype, allow_code) for rank in range(layout.tp)]
     members[0].progress = progress
-    threads = [
-        threading.Thread(target=member, args=(prompts, tokens, forced), name=f"rank-{member.rank}", daemon=True)
-        for member in members
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with _one_at_a_time:
+        wait([_thread_of(member.rank).submit(member, prompts, tokens, forced) for member in members])
     give_back()
     errors = [member.error for member in members if member.error is not None]
     if errors:
@@ -129,6 +126,15 @@ def run(
         for prompt, answers in zip(prompts, zip(*(member.answers for member in members), strict=True), strict=True)
     ]
     return Run(records, members[0].dtype, list(dict.fromkeys(w for m in members for w in m.warnings)))
+
+
+_one_at_a_time = threading.Lock()
+
+
+@functools.cache
+def _thread_of(rank: int) -> ThreadPoolExecutor:
+    """A rank's one thread. Another for every run would leave a stream of MLX's behind each time."""
+    return ThreadPoolExecutor(1, f"rank-{rank}")
 
 
 @dataclass

@@ -121,9 +121,14 @@ def test_what_a_rank_raises_ends_all_and_is_raised(tiny: Path, monkeypatch: pyte
         raise ModelError("spoiled")
 
     spoil(monkeypatch, rank=1, stage=0, change=change)
-    before = threading.active_count()
     with pytest.raises(ModelError, match="spoiled"):
         verdict_on(tiny, tp=3)
+
+
+def test_runs_share_the_threads_of_their_ranks(tiny: Path) -> None:
+    verdict_on(tiny, tp=3)
+    before = threading.active_count()
+    verdict_on(tiny, tp=3)
     assert threading.active_count() == before
 
 
