@@ -9,10 +9,11 @@ thread may call `run`; one run is made at a time.
 from __future__ import annotations
 
 import functools
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,9 @@ def run(
     members = [_Rank(Path(folder), layout, rank, meeting, dtype, allow_code) for rank in range(layout.tp)]
     members[0].progress = progress
     with _one_at_a_time:
-        wait([_thread_of(member.rank).submit(member, prompts, tokens, forced) for member in members])
+        ended = [_thread_of(member.rank).call(partial(member, prompts, tokens, forced)) for member in members]
+        for end in ended:
+            end.wait()  # every wait of a rank has its deadline
     give_back()
     errors = [member.error for member in members if member.error is not None]
     if errors:
@@ -131,10 +134,31 @@ def run(
 _one_at_a_time = threading.Lock()
 
 
+class _Thread:
+    """A thread for as long as the process lives. It is a daemon: MLX's streams do not survive an ordered end."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
+        threading.Thread(target=self._main, name=name, daemon=True).start()
+
+    def call(self, function: Callable[[], None]) -> threading.Event:
+        """Run `function`, which raises nothing; the event is set when it has returned."""
+        ended = threading.Event()
+        self._calls.put((function, ended))
+        return ended
+
+    def _main(self) -> None:
+        while True:
+            function, ended = self._calls.get()
+            function()
+            del function
+            ended.set()
+
+
 @functools.cache
-def _thread_of(rank: int) -> ThreadPoolExecutor:
+def _thread_of(rank: int) -> _Thread:
     """A rank's one thread. Another for every run would leave a stream of MLX's behind each time."""
-    return ThreadPoolExecutor(1, f"rank-{rank}")
+    return _Thread(f"rank-{rank}")
 
 
 @dataclass
