@@ -271,8 +271,9 @@ def test_a_killed_peer_is_noticed_by_its_connection(far: tuple[Far, HotLink]) ->
     process, hot = far
     assert agree(hot, offer(hot.link)) == ""
     process.process.send_signal(signal.SIGKILL)
-    with pytest.raises(PeerLost, match="far"):
+    with pytest.raises(PeerLost, match="far") as caught:
         hot.recv_tensor(Tag(1, 0, 2), deadline=time.monotonic() + LIMIT_S)
+    assert str(caught.value).lower().count("reset") <= 2, "reset (Connection reset by peer), or a plain end"
 
 
 def test_ends_with_other_addresses_are_two_hosts(far: tuple[Far, HotLink]) -> None:

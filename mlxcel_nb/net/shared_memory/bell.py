@@ -61,7 +61,7 @@ class Bell:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._gone, self.why = True, f"reset ({error.strerror})"
+            self._gone, self.why = True, error.strerror or str(error)  # the line says that it is a reset
         if self._link.reader is not self._reader:  # the link has moved, so what comes here is for nobody else
             self._open()
         return not self._gone
