@@ -29,6 +29,10 @@ _PART = re.compile(r"'([^']*)'")
 SHOWN = 40
 """Characters of a key that a message repeats."""
 
+NEAR = 0.7
+"""How alike a key has to be to one there is for a guess, as difflib counts: `nmae` is like `name` by 0.75, and `colour`
+no more like `cluster` than 0.62."""
+
 
 @dataclass
 class Table:
@@ -182,7 +186,7 @@ def _read_table(table: Table, content: Mapping[str, Any], keys: Sequence[Key], m
 
 
 def _nearest(name: str, known: Mapping[str, Any] | set[str]) -> list[str]:
-    return difflib.get_close_matches(name.casefold().replace("-", "_"), known, n=1, cutoff=0.6)
+    return difflib.get_close_matches(name.casefold().replace("-", "_"), known, n=1, cutoff=NEAR)
 
 
 def _unknown(table: Table, name: str, known: Mapping[str, Any] | set[str], here: str) -> Mistake:

@@ -49,6 +49,7 @@ MISTAKES = [
     ("[nodes]\nid = 'a'", "line 1: [[nodes]]: is not a list of tables. Write [[nodes]], with two brackets, for each node."),
     ("cluster = 1\n" + A, "[cluster]: is not a table. Write [cluster] on a line of its own, and keys below it."),
     ("[[node]]\nid = 'a'", 'line 1: node is not a key of the top of the file. Perhaps nodes?'),
+    ("colour = 'red'\n" + A, "line 1: colour is not a key of the top of the file. There may be cluster, format, nodes."),
     ("name = 'x'\n" + A, "line 1: name is not a key of the top of the file. It belongs under [cluster]."),
     (cluster(A, nmae="x"), "line 3: [cluster]: nmae is not a key of [cluster]. Perhaps name?"),
     (cluster(A, stage=0), "line 3: [cluster]: stage is not a key of [cluster]. It belongs under [[nodes]]."),
