@@ -60,6 +60,8 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", _help_formatter)
         super().__init__(*args, **kwargs)
+        # No option of ours begins so: "-5ms" is a value, which its option's own text refuses, and "-5" always was.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
         self.color = False  # Python 3.14 would put escape codes into docstrings
         self.elsewhere: dict[str, str] = {}
         """Sub-commands that are not for this place, and where they are."""

@@ -77,6 +77,8 @@ def test_every_leaf_has_a_handler_that_exists(where: Where, words: tuple[str, ..
         (Where.SHELL, "generate --modle m --prompt p", "does not take '--modle', perhaps --model"),
         (Where.SHELL, "generate --prompt p -o x", "required: --model"),
         (Where.SHELL, "net ping h:1 --link 5", "'5' is not a latency, a rate or a loss. Write LATENCY,RATE,LOSS"),
+        (Where.SHELL, "net ping h:1 --link -5ms", "'-5ms' is not a latency, a rate or a loss. Write LATENCY,RATE,LOSS"),
+        (Where.SHELL, "net ping h:1 --count -5", "'-5' is not a whole number from 1"),
         (Where.SHELL, "net ping h:1 --size 1048577", "not a size from 0 to 1048576 bytes"),
     ],
 )
