@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 
@@ -13,7 +14,7 @@ from mlxcel_nb.errors import (
     ConfigError,
     PeerLost,
 )
-from mlxcel_nb.net.links import resolver
+from mlxcel_nb.net.links import resolver, sockets
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.net.links.sockets import bind, connect
 from tests.hosts import hosts
@@ -118,6 +119,35 @@ def test_an_unknown_name_is_offline_with_the_reason(monkeypatch):
     monkeypatch.setattr(resolver, "resolve", unknown)
     with pytest.raises(PeerLost, match="not known"):
         run(dial(identity("client"), SECRET, Address("nowhere.test", 9000)))
+
+
+@pytest.mark.parametrize(
+    ("number", "cause", "mend"),
+    [
+        (errno.ECONNREFUSED, "connection refused", "the port is right"),
+        (errno.ENETUNREACH, "network unreachable", "interfaces, cables and Wi-Fi"),
+        (errno.EHOSTUNREACH, "no route to the host", "interfaces, cables and Wi-Fi"),
+        (errno.ETIMEDOUT, "no answer", "firewall"),
+    ],
+)
+def test_what_to_look_at_fits_the_way_in_which_nobody_was_reached(monkeypatch, number, cause, mend):
+    async def fails(*_):
+        raise OSError(number, "as the system says it")
+
+    monkeypatch.setattr(sockets, "_attempt_from", fails)
+    with pytest.raises(PeerLost, match=f"is offline: {cause}") as caught:
+        run(dial(identity("client"), SECRET, Address("127.0.0.1", 9000)))
+    assert mend in caught.value.advice
+
+
+def test_silence_is_no_matter_of_the_port(monkeypatch):
+    async def nothing(*_):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(sockets, "_attempt_from", nothing)
+    with pytest.raises(PeerLost, match="is offline: no answer within") as caught:
+        run(dial(identity("client"), SECRET, Address("127.0.0.1", 9000), deadline=0.05))
+    assert "firewall" in caught.value.advice
 
 
 def test_a_host_name_may_be_listened_on():

@@ -19,7 +19,7 @@ from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import AuthenticationFailed, HandshakeError, MlxcelError, PeerLost
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.links.opening import open_link
-from mlxcel_nb.net.links.sockets import connect, offline
+from mlxcel_nb.net.links.sockets import SILENCE, connect, offline
 from mlxcel_nb.util import times
 from mlxcel_nb.wire.handshake import ClientHandshake, Identity, RejectCode, State
 
@@ -100,7 +100,7 @@ class Dialler:
             if attempt.crowded is not None:
                 raise attempt.crowded from None
             if not attempt.connected:
-                raise offline(to, f"no answer within {deadline:g} s", node=expect_node_id) from None
+                raise offline(to, f"no answer within {deadline:g} s", SILENCE, node=expect_node_id) from None
             raise PeerLost(
                 f"host {to} takes connections but did not finish the handshake within {deadline:g} s",
                 node=expect_node_id,

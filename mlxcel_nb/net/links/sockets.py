@@ -47,6 +47,13 @@ _OFFLINE = {
     errno.ETIMEDOUT: "no answer",
 }
 
+_OTHER_WAY = "Look at this host's interfaces, cables and Wi-Fi: is one of them in the other's network?"
+
+SILENCE = "The host may be off, or a firewall may drop what is sent to that port."
+"""What to look at where not even a refusal comes back."""
+
+_MEND = {errno.EHOSTUNREACH: _OTHER_WAY, errno.ENETUNREACH: _OTHER_WAY, errno.ETIMEDOUT: SILENCE}
+
 _OTHER_NAME = "Check the spelling, or write its IP address."
 
 
@@ -240,5 +247,6 @@ def _why(error: BaseException | None, address: Address) -> tuple[str, str]:
         asked = error.errno in {socket.EAI_AGAIN, socket.EAI_FAIL}
         return f"the name {'cannot be looked up' if asked else 'is not known'} ({error.strerror})", _OTHER_NAME
     if isinstance(error, OSError):
-        return _OFFLINE.get(error.errno or 0, error.strerror or str(error)), ""
+        number = error.errno or 0
+        return _OFFLINE.get(number, error.strerror or str(error)), _MEND.get(number, "")
     return str(error), ""
