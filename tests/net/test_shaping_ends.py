@@ -91,6 +91,7 @@ def test_a_process_that_ends_still_says_what_it_said_last() -> None:
     """Its farewell is on its way for 0.3 s when it has nothing more to do."""
     program = """
         import asyncio, sys
+        from mlxcel_nb.cluster.secret import Secret
         from mlxcel_nb.cluster.shape import parse_link
         from mlxcel_nb.net.control.control_link import ControlLink
         from mlxcel_nb.net.links.dial import dial
@@ -98,7 +99,7 @@ def test_a_process_that_ends_still_says_what_it_said_last() -> None:
 
         async def main():
             me = Identity(cluster="test", node_id="child", role="worker", incarnation=bytes(15) + b"1")
-            secret = bytes.fromhex(sys.stdin.readline())
+            secret = Secret(bytes.fromhex(sys.stdin.readline()))
             shape = parse_link("300ms")
             link = ControlLink(await dial(me, secret, sys.argv[1], shapes=lambda _: shape), on_state=print)
             link.send({"type": "last words"})
