@@ -137,7 +137,7 @@ def test_what_to_look_at_fits_the_way_in_which_nobody_was_reached(monkeypatch, n
     monkeypatch.setattr(sockets, "_attempt_from", fails)
     with pytest.raises(PeerLost, match=f"is offline: {cause}") as caught:
         run(dial(identity("client"), SECRET, Address("127.0.0.1", 9000)))
-    assert mend in caught.value.advice
+    assert mend in str(caught.value)
 
 
 def test_silence_is_no_matter_of_the_port(monkeypatch):
@@ -147,7 +147,7 @@ def test_silence_is_no_matter_of_the_port(monkeypatch):
     monkeypatch.setattr(sockets, "_attempt_from", nothing)
     with pytest.raises(PeerLost, match="is offline: no answer within") as caught:
         run(dial(identity("client"), SECRET, Address("127.0.0.1", 9000), deadline=0.05))
-    assert "firewall" in caught.value.advice
+    assert "firewall" in str(caught.value)
 
 
 def test_a_host_name_may_be_listened_on():
