@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from mlxcel_nb.client import loading, status
+from mlxcel_nb.client import loading, losses, status
 from mlxcel_nb.client.exits import Exits
 from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, closed_error, new_id
@@ -26,7 +26,7 @@ from mlxcel_nb.cluster.collectives import OWN, check_collectives
 from mlxcel_nb.cluster.names import check_given_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
 from mlxcel_nb.cluster.shape import parse_links
-from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, MlxcelError, PeerLost, RequestError, WireError
+from mlxcel_nb.errors import ClusterError, ConfigError, MlxcelError, PeerLost, RequestError, WireError
 from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
 from mlxcel_nb.models.params import SamplingParams
@@ -41,9 +41,6 @@ START_S = 60.0
 
 WARM_UP = SamplingParams(max_tokens=1, ignore_eos=True)
 """Ready is said after one real token."""
-
-EXIT_NEWS_S = 1.0
-"""How long an error waits for the news that a process has ended, to say so."""
 
 
 class Cluster(AsyncTwins):
@@ -192,15 +189,8 @@ class Cluster(AsyncTwins):
         return self._router
 
     def _explain(self, error: MlxcelError) -> MlxcelError:
-        """A lost connection as the end of a process, when it was one."""
-        node = error.node
-        if not isinstance(error, PeerLost) or node is None:
-            return error
-        advice = "Stop the cluster and start it again."
-        description = self._exits.wait_for(node, EXIT_NEWS_S)
-        if description is None:
-            return PeerLost(error.cause, node=node, advice=error.advice or advice)
-        return EngineLost(description, node=node, advice=advice)
+        """A lost connection as the end of a process, when it was one, and what to do about it."""
+        return losses.explain(error, self._router, self._exits, loaded=self._model is not None)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -234,7 +224,7 @@ class Cluster(AsyncTwins):
         with self._model_lock:
             router = self._running()
             if self._model is not None:
-                raise ClusterError(f"{self._model.model} is loaded", advice="Unload it first.")
+                raise losses.held(self._model, self.lost, self.n)
             check_collectives(collectives)
             plan = loading.prepare(model, tp=tp, pp=pp, layers=layers, allow_code=allow_code)
             order = self._order(router, plan, dtype=dtype, allow_code=allow_code, collectives=collectives)
@@ -395,6 +385,11 @@ class Cluster(AsyncTwins):
         return forcing.bring(router, model, order.id, len(tokens), self.step_s)
 
     # -- status -----------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Engines that count as lost, and why; none is taken back, even if its process runs on."""
+        return losses.lost(self._router, self.nodes, self._exits) if self._router else {}
 
     def status(self) -> ClusterStatus:
         """Ask every node; a node that does not answer is shown as it was last seen."""

@@ -18,7 +18,7 @@ import pytest
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.report import LoadProgress
 from mlxcel_nb.client.stream import Stream
-from mlxcel_nb.errors import EngineLost, MlxcelError, NodeFailed, PeerLost
+from mlxcel_nb.errors import ClusterError, EngineLost, MlxcelError, NodeFailed, PeerLost
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.util import times
 from tests.cluster.harness import (
@@ -179,6 +179,11 @@ def test_survivors_load_again_whoever_is_killed_and_when(layout: dict[str, int],
             assert stream.token_ids in ([whole[:5]] if victim == follower else [whole[:5], whole[:4]])
             with killed(victim):
                 cluster.generate("once more", ask)
+            with pytest.raises(
+                ClusterError, match=rf"is loaded, but has lost {victim} \(.*Unload the model, then load it"
+            ):
+                cluster.load(tiny)
+            assert victim in cluster.lost
             cluster.unload()
         cluster.load(tiny)
         assert cluster.generate("again", ask).token_ids == whole

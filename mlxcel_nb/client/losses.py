@@ -1,0 +1,66 @@
+"""Engines that a cluster has lost, and what is left to do: the words of `Cluster`'s errors. Any thread may call.
+
+An engine that counts as lost stays so, even if its process runs on: a cluster of a notebook takes none back. What the
+others hold of the model is of no use alone, but they can be given another split of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxcel_nb.client.exits import Exits
+from mlxcel_nb.client.report import LoadReport
+from mlxcel_nb.client.router import Router
+from mlxcel_nb.errors import ClusterError, EngineLost, MlxcelError, PeerLost
+from mlxcel_nb.launch.local import EngineInfo
+
+EXIT_NEWS_S = 1.0
+"""How long an error waits for the news that a process has ended, to say so."""
+
+_ANEW = "top the cluster and start it again."
+
+
+def lost(router: Router, engines: Sequence[EngineInfo], exits: Exits) -> dict[str, str]:
+    """Why each engine that is lost is so."""
+    alive, ended = router.alive(), exits.known()
+    dead = [engine.node_id for engine in engines if engine.node_id not in alive]
+    return {node: ended.get(node) or router.state(node)[1] for node in dead}
+
+
+def explain(error: MlxcelError, router: Router | None, exits: Exits, *, loaded: bool) -> MlxcelError:
+    """A lost connection as the end of a process, when it was one.
+
+    Args:
+        loaded: a model is, so it has to be unloaded before there can be another split.
+    """
+    node = error.node
+    if not isinstance(error, PeerLost) or node is None:
+        return error
+    description = exits.wait_for(node, EXIT_NEWS_S)
+    left = sum(each != node for each in router.alive()) if router else 0
+    advice = _advice(left, loaded=loaded)
+    if description is None:
+        return PeerLost(error.cause, node=node, advice=error.advice or advice)
+    return EngineLost(description, node=node, advice=advice)
+
+
+def held(model: LoadReport, lost: dict[str, str], count: int) -> ClusterError:
+    """Why nothing can be loaded beside `model`.
+
+    Args:
+        count: engines of the cluster, lost ones included.
+    """
+    members = {part.node_id for part in model.parts}
+    gone = [f"{node} ({why})" for node, why in lost.items() if node in members]
+    if not gone:
+        return ClusterError(f"{model.model} is loaded", advice="Unload it first.")
+    cause = f"{model.model} is loaded, but has lost {', '.join(gone)}"
+    return ClusterError(cause, advice=_advice(count - len(lost), loaded=True))
+
+
+def _advice(left: int, *, loaded: bool) -> str:
+    if not left:
+        return f"S{_ANEW}"
+    rest = "the engine that is left" if left == 1 else f"the {left} engines that are left"
+    first = "Unload the model, then load it" if loaded else "Load the model"
+    return f"{first} on {rest}, or s{_ANEW}"
