@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.config import load_config
 from mlxcel_nb.cluster.secret import Secrets, resolve_secrets
-from mlxcel_nb.cluster.shape import Shapes, parse_links
+from mlxcel_nb.cluster.shape import LinkPlan, Shapes, parse_links
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.parser import UsageProblem
 from mlxcel_nb.display.heatmap import mesh_view
-from mlxcel_nb.display.view import View, note
+from mlxcel_nb.display.view import View, note, stack
 from mlxcel_nb.errors import ConfigError, SecretError, StepTimeout
 from mlxcel_nb.net.discovery import beacons as discovery
 from mlxcel_nb.net.measuring import all_pairs as nettest
@@ -36,13 +36,22 @@ REST_S = 60.0
 
 @dataclass(frozen=True)
 class _Whom:
-    """The cluster to be tested. `untold` are nodes whose addresses only beacons tell, `shapes` for links from here."""
+    """The cluster to be tested. `untold` are nodes whose addresses only beacons tell.
+
+    `links` is how they were shaped, as far as we know, and `lost` says which nodes the cluster counts as lost, and why.
+    """
 
     cluster: str
     secrets: Secrets
     nodes: Mapping[str, Sequence[Address]]
     untold: tuple[str, ...] = ()
-    shapes: Shapes | None = None
+    links: LinkPlan = LinkPlan()
+    lost: Callable[[], Mapping[str, str]] = dict
+
+    @property
+    def shapes(self) -> Shapes | None:
+        """Of the links from here."""
+        return self.links.seen_from(HERE)
 
 
 def test(args: argparse.Namespace, context: Context) -> int:
@@ -57,12 +66,12 @@ def test(args: argparse.Namespace, context: Context) -> int:
         with context.console.progress(f"Measuring {whom.cluster}") as progress:
             testing = loop.spawn(_test(whom, args.suite, effort, progress.update))
             _wait(testing, REST_S + len(whom.nodes) ** 2 * effort.limit_s)
-            mesh = testing.result()
+            mesh = _with_shapes(testing.result(), whom.links)
             if getattr(args, "json", False):
                 line = json.dumps({"cluster": whom.cluster, **mesh.to_dict()})
                 progress.finish(View(line, note(line).html))
             else:
-                progress.finish(mesh_view(mesh))
+                progress.finish(stack(mesh_view(mesh), *_lost(mesh, whom.lost())))
     finally:
         loop.close()
     return 1 if mesh.failed else 0
@@ -95,7 +104,21 @@ def _own(args: argparse.Namespace, context: Context) -> _Whom:
     cluster = context.session.get(args.cluster).cluster
     nodes = {node.node_id: [node.address] for node in cluster.nodes}
     links = parse_links(cluster.link, list(nodes))
-    return _Whom(cluster.name, Secrets(cluster.secret), nodes, shapes=links.seen_from(HERE))
+    return _Whom(cluster.name, Secrets(cluster.secret), nodes, links=links, lost=lambda: cluster.lost)
+
+
+def _with_shapes(mesh: Mesh, links: LinkPlan) -> Mesh:
+    """Pairs whose links were shaped know how."""
+    shapes = [links.between(pair.source, pair.target) for pair in mesh.pairs]
+    told = (replace(pair, shape=shape.words) if shape else pair for pair, shape in zip(mesh.pairs, shapes, strict=True))
+    return replace(mesh, pairs=tuple(told))
+
+
+def _lost(mesh: Mesh, lost: Mapping[str, str]) -> list[View]:
+    """A line for each node that was measured although the cluster has given it up: `status` calls it dead."""
+    answered = {pair.target for pair in mesh.pairs if pair.measured}
+    how = "Its process answers again, but this cluster does not take it back: stop it and start it again."
+    return [note(f"{node} counts as lost: {why}. {how}") for node, why in lost.items() if node in answered]
 
 
 def _from_file(args: argparse.Namespace) -> _Whom:

@@ -11,7 +11,7 @@ import pytest
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.secret import Secret, Secrets
-from mlxcel_nb.cluster.shape import parse_link
+from mlxcel_nb.cluster.shape import parse_link, parse_links
 from mlxcel_nb.commands import nettest, parser, tree
 from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.dispatch import Context
@@ -121,3 +121,14 @@ def test_a_pair_that_failed_is_exit_status_one(
     asked = Context(TerminalConsole(out, io.StringIO()), context().session)
     assert nettest.test(given(f"--config {file(tmp_path)} --json"), asked) == status
     assert out.getvalue().startswith('{"cluster": "lab", "nodes": ["a", "b"]')
+
+
+def test_a_cluster_s_own_shapes_and_losses_are_told() -> None:
+    found = nettest._with_shapes(mesh(3), parse_links(["0-2:20ms,10Mbit"], ["a", "b", "c"]))
+    assert {pair.source + pair.target: pair.shape for pair in found.pairs if pair.shape} == {
+        "ac": "20 ms, 10 Mbit/s",
+        "ca": "20 ms, 10 Mbit/s",
+    }
+    assert nettest._lost(found, {}) == []
+    (line,) = nettest._lost(mesh(3, ab="offline", cb="offline"), {"a": "no sign of life for 6 s", "b": "was killed"})
+    assert line.text.startswith("a counts as lost: no sign of life for 6 s. Its process answers again")

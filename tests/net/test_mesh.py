@@ -134,12 +134,45 @@ def test_nodes_of_one_host_are_not_told_to_use_a_cable() -> None:
     assert found.kind(same[0]) == "loopback"
 
 
+def seen(found: Mesh, **ways: Measured) -> Mesh:
+    """`found`, with the ways from here to the nodes named."""
+    ours = (Pair(source=HERE, target=target, measured=measured) for target, measured in ways.items())
+    return replace(found, nodes=(HERE, *found.nodes), pairs=(*ours, *found.pairs))
+
+
 def test_failed_pairs_and_the_way_from_here_do_not_count_into_the_median() -> None:
-    found = mesh(3, ab="offline", ba="offline")
-    found = replace(found, pairs=(Pair(source=HERE, target="a", measured=figures(rate=1.0)), *found.pairs))
+    found = seen(mesh(3, ab="offline", ba="offline"), a=figures(rate=1.0))
     assert [(pair.source, pair.target) for pair in found.failed] == [("a", "b"), ("b", "a")]
     assert found.median(lambda each: each.bytes_per_s) == GIGABIT
-    assert told(found) == []
+    assert told(found) == [(HERE, "a", "rate")], "nobody else is judged by it"
+
+
+def test_the_way_from_here_is_judged_as_the_others_are() -> None:
+    assert told(seen(mesh(2), a=figures(), b=figures())) == []
+    assert told(seen(mesh(2), a=figures(), b=figures(rtt=5e-3))) == [(HERE, "b", "trip")]
+    found = seen(mesh(3), a=figures(rate=1e6), b=figures(rate=1e6), c=figures(rate=1e6))
+    (line,) = summary(found, warnings(found))
+    assert line.startswith("here: every path from it is slow, 8 Mbit/s to 8 Mbit/s")
+
+
+@pytest.mark.parametrize("ours", [figures(), figures(rate=1e6)], ids=["not from here", "from here too"])
+def test_a_node_that_is_slow_to_all_is_one_line_whether_it_is_from_here_or_not(ours: Measured) -> None:
+    slow = figures(rate=1e6)
+    found = seen(mesh(3, ac=slow, ca=slow, bc=slow, cb=slow), a=figures(), b=figures(), c=ours)
+    (line,) = summary(found, warnings(found))
+    assert line.startswith("c: every path to and from it is slow")
+
+
+def test_a_link_that_was_shaped_is_said_to_be_and_no_cable_is_blamed() -> None:
+    slow = figures(rate=1e6, rtt=40e-3)
+    found = mesh(3, ac=slow, ca=slow)
+    shape = {frozenset("ac"): "20 ms, 10 Mbit/s"}
+    pairs = (replace(pair, shape=shape.get(frozenset((pair.source, pair.target)), "")) for pair in found.pairs)
+    found = replace(found, pairs=tuple(pairs))
+    lines = summary(found, warnings(found))
+    assert lines and all(line.endswith(". The link is shaped 20 ms, 10 Mbit/s.") for line in lines)
+    assert "cable" not in " ".join(lines)
+    assert {pair["shape"] for pair in found.to_dict()["pairs"]} == {None, "20 ms, 10 Mbit/s"}
 
 
 @given(

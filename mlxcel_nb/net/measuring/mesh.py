@@ -36,6 +36,7 @@ class Pair:
 
     Args:
         ours, theirs: the IP addresses at both ends, "" where they are not known.
+        shape: what the link is made to be like, in words; "" for a link as it is.
         error: why there is no measurement, instead of one.
     """
 
@@ -44,6 +45,7 @@ class Pair:
     measured: Measured | None = None
     ours: str = ""
     theirs: str = ""
+    shape: str = ""
     error: str = ""
 
 
@@ -121,6 +123,7 @@ class Mesh:
                     **(pair.measured.to_dict() if pair.measured else {}),
                     "error": pair.error or None,
                     "path": self.kind(pair),
+                    "shape": pair.shape or None,
                     "addresses": [pair.ours, pair.theirs],
                 }
                 for pair in self.pairs
@@ -138,16 +141,21 @@ def warnings(mesh: Mesh) -> list[SlowPath]:
     """Whatever is slow, each figure of each direction once, in the order of the pairs and the surest reason first."""
     found: dict[tuple[str, str, str], SlowPath] = {}
     for pair in mesh.pairs:
-        if pair.measured is not None and pair.source != HERE:
+        if pair.measured is not None:
             for each in _reasons(mesh, pair, pair.measured):
                 found.setdefault((each.source, each.target, each.figure), each)
     return list(found.values())
 
 
 def _reasons(mesh: Mesh, pair: Pair, measured: Measured) -> Iterator[SlowPath]:
-    """Why a pair's path is slow, the surest reason first."""
+    """Why a pair's path is slow, the surest reason first.
+
+    The way between two nodes is not judged by those from here, which may be far away; those are judged by all others.
+    """
 
     def warn(figure: str, what: str, advice: str) -> SlowPath:
+        if pair.shape:
+            advice = f"The link is shaped {pair.shape}."
         return SlowPath(source=pair.source, target=pair.target, figure=figure, what=what, advice=advice)
 
     if better := _better(mesh, pair):
@@ -155,7 +163,9 @@ def _reasons(mesh: Mesh, pair: Pair, measured: Measured) -> Iterator[SlowPath]:
     others = [
         other.measured
         for other in mesh.pairs
-        if other.measured and other.source != HERE and {other.source, other.target} != {pair.source, pair.target}
+        if other.measured
+        and (other.source != HERE or pair.source == HERE)
+        and {other.source, other.target} != {pair.source, pair.target}
     ]
     if others:
         rate = statistics.median(other.bytes_per_s for other in others)
@@ -180,19 +190,22 @@ def summary(mesh: Mesh, slow: list[SlowPath]) -> list[str]:
 
     Where every path of one node is too slow, and no other is, that is one line too.
     """
-    measured = [(pair, pair.measured) for pair in mesh.pairs if pair.measured and pair.source != HERE]
-    ends = {(each.source, each.target) for each in slow if each.figure == "rate"}
+    rates = {(pair.source, pair.target): pair.measured.bytes_per_s for pair in mesh.pairs if pair.measured}
+    rated = [each for each in slow if each.figure == "rate"]
+    ends = {(each.source, each.target) for each in rated}
+    shapes = {pair.shape for pair in mesh.pairs if (pair.source, pair.target) in ends}
     for node in mesh.nodes:
-        its = [figures.bytes_per_s for pair, figures in measured if node in (pair.source, pair.target)]
-        others = [figures.bytes_per_s for pair, figures in measured if node not in (pair.source, pair.target)]
-        touching = {(pair.source, pair.target) for pair, _ in measured if node in (pair.source, pair.target)}
-        if others and len(ends) > 2 and ends == touching:
+        touching = {way for way in rates if node in way}
+        asked = {way for way in touching if HERE not in way or node == HERE}  # the way from here need not be slow too
+        others = [rates[way] for way in rates if way not in touching and HERE not in way]
+        if others and len(ends) > 2 and len(shapes) == 1 and asked and asked <= ends <= touching:
+            its, ways = [rates[way] for way in ends], "from it" if node == HERE else "to and from it"
             what = (
-                f"every path to and from it is slow, {rate_text(min(its))} to {rate_text(max(its))}, where the median "
+                f"every path {ways} is slow, {rate_text(min(its))} to {rate_text(max(its))}, where the median "
                 f"of the others is {rate_text(statistics.median(others))}"
             )
-            advice = next(each.advice for each in slow if each.figure == "rate")
-            return [f"{node}: {what}. {advice}", *(str(each) for each in _once(slow) if each.figure != "rate")]
+            rest = (str(each) for each in _once(slow) if each.figure != "rate")
+            return [f"{node}: {what}. {rated[0].advice}", *rest]
     return [str(each) for each in _once(slow)]
 
 
