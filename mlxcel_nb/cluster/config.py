@@ -35,6 +35,8 @@ __all__ = [
 MAX_FILE_BYTES = 4 << 20
 """A cluster file is not read beyond this: a path typed wrongly may be a model."""
 
+MORE = "More may show when these are mended:"
+
 
 def load_config(path: str | os.PathLike[str]) -> ClusterConfig:
     """The cluster file at `path`.
@@ -112,13 +114,17 @@ def _beside(folder: Path, name: str | None) -> str | None:
 
 
 def mistakes_error(source: str, mistakes: Sequence[Mistake]) -> ConfigError:
-    """One error for all mistakes of `source`. A single one is the error itself."""
+    """One error for all mistakes of `source`. A single one is the error itself.
+
+    Where one of them kept others from being looked for, it says that more may show.
+    """
+    more = any(mistake.hides for mistake in mistakes)
     if len(mistakes) == 1:
         only = mistakes[0]
         place = f" line {only.line}" if only.line else ""
         where = f"{source}{place}:{f' {only.where}:' if only.where else ''}"
-        return ConfigError(f"{where} {only.what}", advice=only.mend)
-    error = ConfigError(f"{source} has {len(mistakes)} mistakes", advice="All of them:")
+        return ConfigError(f"{where} {only.what}", advice=f"{only.mend} More may show then." if more else only.mend)
+    error = ConfigError(f"{source} has {len(mistakes)} mistakes", advice=MORE if more else "All of them:")
     for mistake in mistakes:
         error.add_note(str(mistake))
     return error

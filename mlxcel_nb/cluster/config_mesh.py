@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlxcel_nb.cluster.config_checks import names
 from mlxcel_nb.cluster.config_model import Mesh, Mistake
@@ -49,10 +49,11 @@ class Placing:
         self._cluster = cluster
         self._meshes: dict[str, _Mesh] = {}
         self._unplaced = 0
+        working = [node for node in nodes if not node["spare"]]
+        self._check_pairs(working)
         if cluster.unknown & set(SIZES):
             return
         self._tp, self._pp, self._dp = (int(cluster[size]) for size in SIZES)
-        working = [node for node in nodes if not node["spare"]]
         self._check_roles(working)
         for node in working:
             self._place(node)
@@ -67,6 +68,17 @@ class Placing:
         return tuple(_finished(mesh) for mesh in self._meshes.values())
 
     # -- roles and sizes --------------------------------------------------------------------------
+
+    def _check_pairs(self, nodes: Sequence[Table]) -> None:
+        """Prefill and decode go together, whatever the sizes are."""
+        if any("role" in node.unknown for node in nodes):
+            return
+        roles = {node["role"] for node in nodes}
+        for role, other in ((PREFILL, DECODE), (DECODE, PREFILL)):
+            if role in roles and other not in roles:
+                what = f"there are {role} nodes, but no {other} node"
+                mend = f'Add one with role = "{other}", or make the others {HYBRID}.'
+                self.mistakes.append(Mistake(where="[[nodes]]", what=what, mend=mend))
 
     def _check_roles(self, nodes: Sequence[Table]) -> None:
         """Roles of the mesh that its sizes contradict, one line a role."""
@@ -92,21 +104,16 @@ class Placing:
             count = max([2, *(node[needs[size]] + 1 for node in nodes if node[needs[size]] is not None)])
             what = f"{names(nodes)} {is_are} {role}, but {size} is 1"
             mend = f"Set {size} = {count}" + (f", or make the role {fitting}." if fitting != HYBRID else ".")
-            return self._cluster.mistake(what, mend, size)
+            return self._cluster.mistake(what, mend, size, hides=True)
         size = "tensor_parallel_size" if role == "pipeline_stage" else "pipeline_parallel_size"
         what = f"{names(nodes)} {is_are} {role}, but {size} is {self._cluster[size]}"
         mend = f"Make the role {fitting}, with stage and rank, or set {size} = 1."
-        return self._cluster.mistake(what, mend, size)
+        return self._cluster.mistake(what, mend, size, hides=True)
 
     def _check_whole(self, nodes: Sequence[Table]) -> None:
         """What is asked for as a whole, and that there is somebody for it."""
         roles = {node["role"] for node in nodes}
         unsure = any("role" in node.unknown for node in nodes)
-        for role, other in ((PREFILL, DECODE), (DECODE, PREFILL)):
-            if role in roles and other not in roles and not unsure:
-                what = f"there are {role} nodes, but no {other} node"
-                mend = f'Add one with role = "{other}", or make the others {HYBRID}.'
-                self.mistakes.append(Mistake(where="[[nodes]]", what=what, mend=mend))
         if not nodes or unsure or any(mesh.role in MESH_ROLES | {HYBRID} for mesh in self._meshes.values()):
             return
         if self._dp > 1 and roles & GROUP_ROLES:
@@ -129,6 +136,12 @@ class Placing:
 
     def _place(self, node: Table) -> None:
         """Put `node` where it says it belongs, or count it among those nobody can tell of."""
+        before, unplaced = len(self.mistakes), self._unplaced
+        self._put(node)
+        if self._unplaced > unplaced:  # nobody knows whether its place is taken, or what its layers follow
+            self.mistakes[before:] = [replace(mistake, hides=True) for mistake in self.mistakes[before:]]
+
+    def _put(self, node: Table) -> None:
         if node.unknown & set(PLACE):
             self._unplaced += 1
             return
@@ -260,24 +273,26 @@ def _listed(items: Sequence[str], between: str, limit: int = 6) -> str:
 
 def _layer_mistakes(mesh: _Mesh) -> Iterable[Mistake]:
     """Layers by hand: the same for all ranks of a stage, for all stages or none, on from 0 without gap or overlap."""
-    nodes = mesh.nodes
-    if any("layers" in node.unknown for node in nodes) or all(node["layers"] is None for node in nodes):
+    known = [node for node in mesh.nodes if "layers" not in node.unknown]
+    silent = [node for node in known if node["layers"] is None]
+    if len(silent) == len(known):
         return
-    silent = [node for node in nodes if node["layers"] is None]
     if silent:
         what = f"layers is missing, but other nodes of {mesh.spoken} have them by hand"
         mend = "Write layers for every node of it, or for none."
-        yield Mistake(where=names(silent), what=what, mend=mend, line=silent[0].lines.of(silent[0].place))
-        return
+        yield Mistake(where=names(silent), what=what, mend=mend, line=silent[0].lines.of(silent[0].place), hides=True)
     stages: dict[int, list[Table]] = defaultdict(list)
     for (stage, _), claimants in sorted(mesh.places.items()):
-        stages[stage].append(claimants[0])  # that a place is claimed twice is said already
-    for stage, theirs in stages.items():
+        node = claimants[0]  # that a place is claimed twice is said already
+        if "layers" not in node.unknown and node["layers"] is not None:
+            stages[stage].append(node)
+    for stage, theirs in list(stages.items()):
         differing = next((node for node in theirs if node["layers"] != theirs[0]["layers"]), None)
         if differing is not None:
             what = f"layers {text(differing['layers'])} differ from {text(theirs[0]['layers'])} of {theirs[0].name}"
-            yield differing.mistake(f"{what}, at stage {stage} as well", "Ranks of a stage hold the same.", "layers")
-            return
+            what, mend = f"{what}, at stage {stage} as well", "Ranks of a stage hold the same."
+            yield differing.mistake(what, mend, "layers", hides=True)
+            del stages[stage]  # which of them the next stage follows is not known
     yield from _order_mistakes(stages)
 
 
@@ -285,7 +300,7 @@ def _order_mistakes(stages: dict[int, list[Table]]) -> Iterable[Mistake]:
     expected, before = 0, -1
     for stage, theirs in sorted(stages.items()):
         first, end = theirs[0]["layers"]
-        if stage != before + 1:  # the stage between is missing, and said to be
+        if stage != before + 1:  # the stage between is missing or has no layers, and said so
             expected = first
         if first != expected:
             follows = f"stage {before} ends at layer {expected - 1}" if stage else "the first layer is 0"

@@ -119,12 +119,14 @@ class Mistake:
     Args:
         where: the node or the table: "node b", "[cluster]", or "" for the file itself.
         line: in the file, from 1; 0 where it is not known.
+        hides: others may stand behind it, which cannot be judged before it is mended.
     """
 
     where: str
     what: str
     mend: str
     line: int = 0
+    hides: bool = False
 
     def __str__(self) -> str:
         place = f"line {self.line}: " if self.line else ""

@@ -10,7 +10,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlxcel_nb.cluster.config_keys import CLUSTER_KEYS, FORMAT, MAX_SIZE, NODE_KEYS, RESOURCE_KEYS, TABLES, Key
@@ -21,6 +21,9 @@ from mlxcel_nb.errors import ConfigError
 
 MAX_CHARACTERS = 1 << 20
 """Of a cluster file; 512 nodes with every key need a tenth of it."""
+
+ALONE = frozenset({"name", "model", "transport", "collectives", "memory_bytes", "compute_units"})
+"""Keys that no check compares with others: what is wrong with one of them hides nothing."""
 
 _KEY = re.compile(r"\(('[^']*'(?:, )?,?)+\)")
 _PART = re.compile(r"'([^']*)'")
@@ -51,8 +54,8 @@ class Table:
     values: dict[str, Any] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
 
-    def mistake(self, what: str, mend: str, key: str | None = None) -> Mistake:
-        return Mistake(where=self.name, what=what, mend=mend, line=self.lines.of(self.place, key))
+    def mistake(self, what: str, mend: str, key: str | None = None, *, hides: bool = False) -> Mistake:
+        return Mistake(where=self.name, what=what, mend=mend, line=self.lines.of(self.place, key), hides=hides)
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -99,7 +102,8 @@ def _wrong_format(document: Mapping[str, Any], lines: Lines) -> Mistake | None:
         return None
     shown = repr(found)[:SHOWN] if isinstance(found, str | float | bool) or _small(found) else "this"
     mend = f"This version reads format = {FORMAT}; update mlxcel_nb where the file comes from a newer one."
-    return Mistake(where="format", what=f"{shown} is not known here", mend=mend, line=lines.of("", "format"))
+    line = lines.of("", "format")
+    return Mistake(where="format", what=f"{shown} is not known here", mend=mend, line=line, hides=True)
 
 
 def _small(value: object) -> bool:
@@ -115,7 +119,8 @@ def _read_top(document: Mapping[str, Any], lines: Lines, reading: Reading) -> No
     cluster = reading.cluster = Table("[cluster]", "cluster", lines)
     content = document.get("cluster", {})
     if not isinstance(content, dict):
-        mistakes.append(cluster.mistake("is not a table", "Write [cluster] on a line of its own, and keys below it."))
+        mend = "Write [cluster] on a line of its own, and keys below it."
+        mistakes.append(cluster.mistake("is not a table", mend, hides=True))
         cluster.unknown = {key.name for key in CLUSTER_KEYS}
         content = {}
     _read_table(cluster, content, CLUSTER_KEYS, mistakes)
@@ -123,14 +128,16 @@ def _read_top(document: Mapping[str, Any], lines: Lines, reading: Reading) -> No
     nodes = document.get("nodes", [])
     if not isinstance(nodes, list):
         where = Table("[[nodes]]", node_table(-1), lines)
-        mistakes.append(where.mistake("is not a list of tables", "Write [[nodes]], with two brackets, for each node."))
+        mend = "Write [[nodes]], with two brackets, for each node."
+        mistakes.append(where.mistake("is not a list of tables", mend, hides=True))
         return
     if not nodes and not any(difflib.get_close_matches(key, ["nodes"], n=1) for key in document if key not in known):
         mend = "Add [[nodes]] with an id and an address for each."
         mistakes.append(Mistake(where="[[nodes]]", what="the file lists no node", mend=mend))
     if len(nodes) > MAX_SIZE:
         what = f"the file lists {len(nodes)} nodes"
-        mistakes.append(Mistake(where="[[nodes]]", what=what, mend=f"At most {MAX_SIZE} can be in one cluster."))
+        mend = f"At most {MAX_SIZE} can be in one cluster."
+        mistakes.append(Mistake(where="[[nodes]]", what=what, mend=mend, hides=True))
         return
     reading.nodes = [_read_node(content, index, lines, mistakes) for index, content in enumerate(nodes)]
 
@@ -138,7 +145,8 @@ def _read_top(document: Mapping[str, Any], lines: Lines, reading: Reading) -> No
 def _read_node(content: object, index: int, lines: Lines, mistakes: list[Mistake]) -> Table:
     node = Table(f"node {index + 1}", node_table(index), lines)
     if not isinstance(content, dict):
-        mistakes.append(node.mistake("is not a table", "Write [[nodes]] on a line of its own, and keys below it."))
+        mend = "Write [[nodes]] on a line of its own, and keys below it."
+        mistakes.append(node.mistake("is not a table", mend, hides=True))
         node.unknown = {key.name for key in NODE_KEYS}
         content = {"id": "", "address": ""}
     elif named(content.get("id")):
@@ -169,7 +177,9 @@ def _read_table(table: Table, content: Mapping[str, Any], keys: Sequence[Key], m
         if name not in by_name:
             mistakes.append(_unknown(table, name, by_name, here))
             # A misspelt key was meant to be given: its absence is not a second mistake.
-            table.unknown |= set(_nearest(name, by_name)) - set(content)
+            meant = set(_nearest(name, by_name)) - set(content)
+            table.unknown |= meant
+            mistakes[-1] = replace(mistakes[-1], hides=bool(meant - ALONE))
     for key in keys:
         table.values[key.name] = None if key.required else key.default
         if key.name in content:
@@ -177,12 +187,12 @@ def _read_table(table: Table, content: Mapping[str, Any], keys: Sequence[Key], m
                 table.values[key.name] = key.read(content[key.name])
             except ConfigError as error:
                 table.unknown.add(key.name)
-                mistakes.append(
-                    table.mistake(f"{key.name} {error.cause}", error.advice or f"Write it as {key.kind}.", key.name)
-                )
+                mend = error.advice or f"Write it as {key.kind}."
+                mistakes.append(table.mistake(f"{key.name} {error.cause}", mend, key.name, hides=key.name not in ALONE))
         elif key.required and key.name not in table.unknown:
             table.unknown.add(key.name)
-            mistakes.append(table.mistake(f"{key.name} is missing", f"{key.about} Write it as {key.kind}."))
+            mend = f"{key.about} Write it as {key.kind}."
+            mistakes.append(table.mistake(f"{key.name} is missing", mend, hides=key.name not in ALONE))
 
 
 def _nearest(name: str, known: Mapping[str, Any] | set[str]) -> list[str]:
@@ -204,4 +214,4 @@ def _unknown(table: Table, name: str, known: Mapping[str, Any] | set[str], here:
 
 
 def _whole_file(what: str, mend: str) -> Mistake:
-    return Mistake(where="", what=what, mend=mend)
+    return Mistake(where="", what=what, mend=mend, hides=True)

@@ -234,6 +234,35 @@ memory_bytes = "16 GB"
     assert [line.strip() for line in caught.value.lines()[1:]] == lines
 
 
+def told(text: str) -> str:
+    """The first line of the error."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, source=SOURCE)
+    return caught.value.lines()[0]
+
+
+def test_what_can_be_judged_beside_a_mistake_is_and_else_more_may_show() -> None:
+    """Layers of stages that have them, prefill without decode, whatever else is wrong; ports wait for `discovery`."""
+    three = cluster(
+        *(
+            node(f"s{stage}", f"h{stage}:9000", role="pipeline", stage=stage, **layers)
+            for stage, layers in enumerate([{"layers": "0-9"}, {"layers": "12-19"}, {}])
+        ),
+        pipeline_parallel_size=3,
+    )
+    gap, silent = sorted(wrong(three), key=lambda line: "is missing" in line)
+    assert "node s1: layers 12-19 of stage 1 leave a gap" in gap and "node s2: layers is missing" in silent
+    assert told(three).endswith("has 2 mistakes. More may show when these are mended:")
+    roles = cluster(node("p", "h1:1", role="prefill"), node("s", "h2:1", role="pipeline", stage=0))
+    assert len(wrong(roles)) == 2 and any("but no decode node" in line for line in wrong(roles))
+    sizes = cluster(node("p", "h1:1", role="prefill"), pipeline_parallel_size="2")
+    assert len(wrong(sizes)) == 2 and any("but no decode node" in line for line in wrong(sizes))
+    ports = cluster(node("a", "h1"), discovery="broadcast")
+    assert told(ports).endswith("More may show then.")
+    both = cluster(node("a", "h:1"), model="", transport="udp")
+    assert told(both).endswith("has 2 mistakes. All of them:")
+
+
 def test_a_slip_is_told_once() -> None:
     """A key that is misspelt, or whose value cannot be read, is not missing as well."""
     slip = node("b", "h2:9000", role="pipeline", stagee=1)
