@@ -6,7 +6,7 @@ import argparse
 import concurrent.futures
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address
@@ -45,7 +45,7 @@ class _Whom:
     secrets: Secrets
     nodes: Mapping[str, Sequence[Address]]
     untold: tuple[str, ...] = ()
-    links: LinkPlan = LinkPlan()
+    links: LinkPlan = field(default_factory=LinkPlan)
     lost: Callable[[], Mapping[str, str]] = dict
 
     @property
