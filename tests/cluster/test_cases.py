@@ -362,7 +362,7 @@ def test_an_engine_refuses_code_by_itself(engines: Cluster, own_code: Path, monk
     ("change", "says"),
     [
         ({"tp": 2}, "no tensor plan for a model that is Python code of its own"),
-        ({"pp": 2}, "pipeline stages for model type own.py are not there yet"),
+        ({"pp": 2}, "no pipeline stages for model type own.py, which is Python code of its own"),
         ({"config": {"model_file": "../own.py"}}, "'../own.py' is not the name of a Python file in the folder"),
         ({"config": {"model_file": ["own.py"]}}, "is not the name of a Python file"),
         ({"config": {"model_file": "absent.py"}}, "absent.py is missing: this model is Python code of its own"),
