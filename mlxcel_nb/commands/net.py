@@ -91,6 +91,9 @@ def ping(args: argparse.Namespace, context: Context) -> None:
                     _show(pinging.result(LAST_PONG_S), args, context)
                 raise KeyboardInterrupt
         report = pinging.result()
+        if report.lost is not None:  # what was measured before is worth showing here too
+            _show(report, args, context)
+            raise report.lost
     except PeerLost as silent:
         if args.address.rpartition(":")[0] in silent.cause:
             raise

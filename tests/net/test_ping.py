@@ -367,6 +367,34 @@ def test_a_ping_that_is_stopped_reports_what_there_was():
     run(case())
 
 
+def test_a_ping_whose_link_is_cut_reports_what_there_was_and_why_there_is_no_more(caplog):
+    async def case():
+        async with listening(cluster="mlxcel") as (_, address, links):
+
+            async def serve():
+                link, pongs = await links.get(), 0
+                loop = asyncio.get_running_loop()
+                while pongs < 3:
+                    while (frame := link.reader.next_frame()) is not None:
+                        if frame.kind is Kind.PING:
+                            pong = link.sealer.seal(Kind.PONG, frame.channel, bytes(frame.payload))
+                            await loop.sock_sendall(link.sock, pong)
+                            pongs += 1
+                    if pongs < 3:
+                        link.reader.feed(await loop.sock_recv(link.sock, 65536))
+                link.sock.close()
+
+            task = asyncio.ensure_future(serve())
+            report = await ping(address, Secrets(SECRET), count=100)
+            await task
+        assert len(report.round_trips_s) == 3 and report.lost is not None
+        assert report.to_dict()["lost"] == report.lost.cause
+        assert any(line.startswith("3 pings") for line in report.lines())
+        assert not [each for each in caplog.records if each.name.endswith("control_link")]
+
+    run(case())
+
+
 def test_port_0_is_refused_before_anything_is_dialled():
     with pytest.raises(ConfigError, match=r"nobody listens at 127\.0\.0\.1:0"):
         run(ping("127.0.0.1:0", Secrets(SECRET)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class ControlLink:
         on_stream: called with each stream message (kind 6).
         on_frame: takes kinds 3 to 7 as they came, none of them looked into; the two above are not called then.
         measure: ping once at the start, so that `rtt_s` is known before the link was ever idle.
+        quiet: leave it to the owner to say why the link was given up; else it is logged.
 
     A frame that nobody takes is a protocol error. A handler that raises `WireError` ends the link with that reason.
     """
@@ -60,6 +62,7 @@ class ControlLink:
         on_stream: Callable[[ControlLink, dict[str, Any]], None] | None = None,
         on_frame: Callable[[ControlLink, Frame], None] | None = None,
         measure: bool = False,
+        quiet: bool = False,
     ) -> None:
         self.link = link
         self.peer = link.peer
@@ -68,6 +71,7 @@ class ControlLink:
         self.cut = False
         """Whether the connection was reset or ended without a goodbye: the peer itself may still be there."""
         self.received_bytes = 0
+        self._quiet = quiet
         self._on_message = on_message
         self._on_stream = on_stream
         self._on_state = on_state
@@ -204,7 +208,9 @@ class ControlLink:
     def give_up(self, reason: str) -> None:
         """End the link because of what the peer did or left undone, telling it and `on_state`."""
         if self.open:
-            log.warning("link to %s ended: %s", self.peer.node_id, reason)
+            log.log(
+                logging.DEBUG if self._quiet else logging.WARNING, "link to %s ended: %s", self.peer.node_id, reason
+            )
             self._end("dead", reason, goodbye=reason)
 
     # -- writing ----------------------------------------------------------------------------------

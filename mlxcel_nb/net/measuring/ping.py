@@ -21,7 +21,7 @@ from mlxcel_nb.cluster.config_keys import DEFAULT_CLUSTER
 from mlxcel_nb.cluster.names import check_given_name, listener_id, new_incarnation, visitor_id
 from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.cluster.shape import LinkShape, Shapes
-from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.errors import ConfigError, PeerLost
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.net.links.link import Link, PeerInfo
@@ -50,7 +50,8 @@ class PingReport:
         size: bytes of filler in each ping.
         shape: how what this side sent was shaped, in words; "" for the line as it is.
         connect_s: from the first packet to the first control frame: look-up, TCP and handshake.
-        round_trips_s: one per ping, in order.
+        round_trips_s: one per ping that was answered, in order.
+        lost: why there are no more of them, where the peer was lost on the way.
     """
 
     peer: PeerInfo
@@ -60,6 +61,7 @@ class PingReport:
     connect_s: float
     shape: str
     round_trips_s: tuple[float, ...]
+    lost: PeerLost | None = None
 
     @property
     def median_s(self) -> float:
@@ -93,6 +95,7 @@ class PingReport:
             "rtt_median_s": self.median_s,
             "rtt_max_s": max(self.round_trips_s),
             "bytes_per_s": self.bytes_per_s,
+            "lost": self.lost.cause if self.lost else None,
         }
 
     def lines(self) -> list[str]:
@@ -239,7 +242,7 @@ async def ping(
         shape: how what is sent is shaped; what comes back is the other side's affair.
 
     Raises:
-        PeerLost: nobody there, or gone meanwhile.
+        PeerLost: nobody there, or gone before the first pong; later, the report says so.
         WireError: the peer does not echo what it was sent.
         HandshakeError: wrong secret, version, suite or cluster, or another refusal; the message says which.
     """
@@ -255,12 +258,17 @@ async def ping(
     began = time.perf_counter()
     link = await dial(identity, secrets, to, rekey_every=rekey_every, shapes=_always(shape))
     connect_s = time.perf_counter() - began
-    control = ControlLink(link, on_frame=_drop, on_state=_drop)
+    control = ControlLink(link, on_frame=_drop, on_state=_drop, quiet=True)
     filler = os.urandom(size)
+    round_trips: list[float] = []
+    lost: PeerLost | None = None
     try:
-        round_trips = [await control.ping(filler, within_s=PONG_S)]
-        while len(round_trips) < count and not (stop and stop.is_set()):
+        while len(round_trips) < count and not (round_trips and stop and stop.is_set()):
             round_trips.append(await control.ping(filler, within_s=PONG_S))
+    except PeerLost as error:
+        lost = error
+        if not round_trips:
+            raise
     finally:
         control.close("done")
     report = PingReport(
@@ -271,6 +279,7 @@ async def ping(
         connect_s=connect_s,
         shape=shape.words if shape else "",
         round_trips_s=tuple(round_trips),
+        lost=lost,
     )
     if echo is not None:
         for line in report.lines():
