@@ -43,6 +43,17 @@ def test_another_process_of_the_same_id_is_refused_while_the_first_lives():
     run(case())
 
 
+def test_the_id_of_the_listener_itself_is_nobody_else_s():
+    async def case():
+        async with listening() as (listener, address, _links):
+            own = listener._own().node_id
+            with pytest.raises(Refused, match=f"{own} is the id of this node itself"):
+                await dial(identity(own), SECRET, address)
+            assert not listener.admission
+
+    run(case())
+
+
 def test_a_holder_that_no_longer_answers_gives_way_after_a_second(monkeypatch):
     monkeypatch.setattr(times, "PROBE_S", 0.2)
 

@@ -305,6 +305,12 @@ class Listener:
         peer, visit = handshake.peer, asyncio.current_task()
         assert peer is not None
         assert visit is not None
+        own = self._own()
+        if peer.node_id == own.node_id and peer.incarnation != own.incarnation:
+            # From nowhere: what is sent to this id, or by it, would be two nodes' affair.
+            detail = f"{own.node_id} is the id of this node itself, and of another process"
+            handshake.verdict(VerdictCode.IDENTITY, detail)
+            raise Refused(f"{peer.node_id} (host {ip}) was refused: {detail}")
         decision = self.admission.ask(peer.node_id, peer.incarnation, ip)
         if decision.verdict is VerdictCode.IDENTITY and peer.node_id in self._names.nodes:
             await self._learn(peer.node_id)  # its name may lead here by now
