@@ -14,7 +14,7 @@ import pytest
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.layout import make_layout
 from mlxcel_nb.cluster.secret import Secrets
-from mlxcel_nb.errors import HandshakeError, WireError, from_dict
+from mlxcel_nb.errors import HandshakeError, Refused, WireError, from_dict
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.net.hot import controls
 from mlxcel_nb.net.links.dial import dial
@@ -108,10 +108,13 @@ def test_only_its_own_router_ends_a_request(node: Node, tiny: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["abort", "failed"])
 def test_an_abort_counts_only_on_a_link_that_was_made_for_the_instance(node: Node, tiny: Path, kind: str) -> None:
-    """Here the leader's name itself is not enough: another connection that goes by it may be somebody else's."""
+    """To be an engine of the cluster is not enough, and the name of this one, the leader, is nobody else's."""
 
     async def case() -> None:
-        async with loaded(node, tiny) as router, linked(node, "engine-0", "hybrid") as pretender:
+        async with loaded(node, tiny) as router, linked(node, "engine-7", "hybrid") as pretender:
+            with pytest.raises(Refused, match="engine-0 is the id of this node itself"):
+                async with linked(node, "engine-0", "hybrid"):
+                    pass
             router.link.send(generate("long"))
             assert (await router.streamed.get())["type"] == "delta"
             refusal = await answer(pretender, {"type": kind, "epoch": 1, "step": -1, "error": {"cause": "mischief"}})
