@@ -1,7 +1,7 @@
 """Reads a rectangle of a tensor from its file straight into the memory of an MLX array.
 
-Only the bytes asked for leave the disk, and no second copy is made: a node's resident growth is its share. For the
-MLX thread.
+Only the bytes asked for leave the disk, and no second copy is made: a node's resident growth is its share, and while
+it is converted a piece more. For the MLX thread.
 """
 
 from __future__ import annotations
@@ -42,8 +42,14 @@ KINDS = {
 BLOCK = 4 << 20
 """Bytes read at once where columns are picked out of whole rows."""
 
-LONG = 1 << 16
-"""Bytes that are worth a read of their own, rather than picked out of all that lies between them."""
+GAP = 4 << 10
+"""Bytes between two runs that are worth a read for each: a page, the least that a disk gives."""
+
+PIECE = 1 << 20
+"""Bytes converted at once."""
+
+_STORED = {mx.float32: mx.float32, mx.float16: mx.uint16, mx.bfloat16: mx.uint16}
+"""What may be converted to, and what NumPy is shown of it."""
 
 
 class SliceReader:
@@ -65,35 +71,75 @@ class SliceReader:
             os.close(descriptor)
         self._files.clear()
 
-    def read(self, entry: TensorEntry, axis: int = 0, ranges: Sequence[Range] | None = None) -> Any:
-        """The `ranges` of `entry` along `axis`, one after the other, as an MLX array of the file's own dtype.
+    def read(
+        self,
+        entry: TensorEntry,
+        axis: int = 0,
+        ranges: Sequence[Range] | None = None,
+        *,
+        dtype: mx.Dtype | None = None,
+    ) -> Any:
+        """The `ranges` of `entry` along `axis`, one after the other, as an evaluated MLX array.
+
+        Args:
+            dtype: what floating numbers are converted to; None keeps the file's own.
 
         Raises:
             ModelError: the file ends early, cannot be read, or holds a dtype MLX does not have.
         """
         if entry.dtype not in KINDS:
             raise ModelError(f"{entry.file.name}: MLX has no dtype {entry.dtype}")
-        storage, dtype = KINDS[entry.dtype]
+        storage, own = KINDS[entry.dtype]
         shape = list(entry.shape)
         if shape and ranges is not None:
             shape[axis] = sum(stop - start for start, stop in ranges)
+        convert = dtype is not None and dtype != own and mx.issubdtype(own, mx.floating)
+        dtype = dtype if dtype is not None and convert else own
+        storage = _STORED[dtype] if convert else storage
         array = mx.zeros(shape, storage)
         mx.eval(array)
         view = np.array(array, copy=False)
         if view.size:
-            if shape == list(entry.shape):
+            if convert:
+                self._convert(entry, axis, ranges, view, dtype)
+            elif shape == list(entry.shape):
                 self._fill(entry, entry.begin, view.reshape(-1).view(np.uint8))
             else:
                 self._rectangle(entry, axis, ranges or (), view)
         del view
         return array if storage == dtype else array.view(dtype)
 
+    def _convert(
+        self, entry: TensorEntry, axis: int, ranges: Sequence[Range] | None, view: Any, dtype: mx.Dtype
+    ) -> None:
+        """Fill `view` with numbers of `dtype`, some rows at a time, so that both kinds are never there in full."""
+        if not entry.shape:
+            view[...] = np.array(self.read(entry).astype(dtype).view(_STORED[dtype]))
+            return
+        rows = [(0, entry.shape[0])]
+        if axis == 0 and ranges is not None:
+            rows, ranges = list(ranges), None
+        size = max(1, (entry.end - entry.begin) // entry.shape[0])  # of a row, in bytes
+        step, done = max(1, PIECE // size), 0
+        for first, end in rows:
+            for top in range(first, end, step):
+                bottom = min(end, top + step)
+                piece = entry._replace(
+                    shape=(bottom - top, *entry.shape[1:]),
+                    begin=entry.begin + top * size,
+                    end=entry.begin + bottom * size,
+                )
+                converted = self.read(piece, axis, ranges).astype(dtype).view(_STORED[dtype])
+                view[done : done + bottom - top] = np.array(converted, copy=False)
+                done += bottom - top
+
     def _rectangle(self, entry: TensorEntry, axis: int, ranges: Sequence[Range], view: Any) -> None:
         """Fill `view` with runs that lie together in the file, or with columns picked out of whole rows."""
         outer, length = math.prod(entry.shape[:axis]), entry.shape[axis]
         run = math.prod(entry.shape[axis + 1 :]) * ITEM_SIZE[entry.dtype]  # bytes of one element along the axis
         target = view.reshape(outer, -1).view(np.uint8)
-        if outer == 1 or run * length > BLOCK or min(stop - start for start, stop in ranges) * run >= LONG:
+        left_out = run * (length - sum(stop - start for start, stop in ranges))
+        if outer == 1 or run * length > BLOCK or left_out >= GAP * len(ranges):
             for row in range(outer):
                 done = 0
                 for start, stop in ranges:

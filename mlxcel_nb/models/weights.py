@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlxcel_nb.errors import ConfigError, ModelError
 from mlxcel_nb.models.quantisation import Quantisation, of_weight
 from mlxcel_nb.models.safetensors_index import TensorEntry
-from mlxcel_nb.models.slices import KINDS, SliceReader
+from mlxcel_nb.models.slices import KINDS, PIECE, SliceReader
 from mlxcel_nb.models.stages import Skeleton, named_arrays
 from mlxcel_nb.plan.cuts import Cut
 from mlxcel_nb.plan.shards import Range
@@ -140,7 +140,9 @@ class Weights:
         if self._packing(name) is not None and self._target is not None:
             return self.size(name) // 2
         source = self._sources[name]
-        return 0 if source.array.dtype == self._dtype(name) and source.entry else self.size(name)
+        if source.entry is None:  # computed whole, then cut
+            return self.size(name)
+        return 0 if source.array.dtype == self._dtype(name) else 4 * PIECE
 
     def _dtype(self, name: str) -> mx.Dtype:
         source = self._sources[name]
@@ -162,8 +164,7 @@ class Weights:
         path, _, _ = name.rpartition(".")
         packing = self._packing(name)
         if packing is None:
-            array = self._read(name, reader)
-            self._put({name: self._converted(array)})
+            self._put({name: self._converted(self._read(name, reader))})
         elif self._target is not None:
             self._put({name: self._unpacked(path, packing, reader)})
         else:
@@ -207,12 +208,12 @@ class Weights:
         path, _, leaf = name.rpartition(".")
         cut = self.cuts.get(f"{path}.weight" if packing is not None else name)
         if cut is None:
-            return reader.read(source.entry) if source.entry else source.array
+            return reader.read(source.entry, dtype=self._target) if source.entry else source.array
         ranges = cut.ranges
         if packing is not None and cut.axis == source.array.ndim - 1:
             ranges = _packed(path, leaf, ranges, packing)
         if source.entry:
-            return reader.read(source.entry, cut.axis, ranges)
+            return reader.read(source.entry, cut.axis, ranges, dtype=self._target)
         parts = [source.array[(slice(None),) * cut.axis + (slice(start, stop),)] for start, stop in ranges]
         return mx.contiguous(parts[0]) if len(parts) == 1 else mx.concatenate(parts, cut.axis)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import mlx.core as mx
@@ -42,6 +43,51 @@ def test_columns_are_picked_block_by_block(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(slices, "BLOCK", block)
         with SliceReader() as reader:
             assert mx.array_equal(reader.read(entry, 1, [(2, 5)]), array[:, 2:5]).item()
+
+
+@pytest.mark.parametrize("piece", [1, 24 * 7, 1 << 20])
+@pytest.mark.parametrize("source", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("target", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_what_is_converted_piece_by_piece_is_what_mlx_makes_of_it_at_once(
+    tmp_path: Path, source: mx.Dtype, target: mx.Dtype, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "PIECE", piece)
+    array = mx.random.normal((4, 37, 6), key=mx.random.key(0)).astype(source)
+    file = tmp_path / "a.safetensors"
+    mx.save_safetensors(str(file), {"x": array, "s": array[0, 0, 0], "n": mx.arange(6)})
+    entries = read_header(file)
+    with SliceReader() as reader:
+        for axis, ranges in [(0, None), (0, [(1, 2), (3, 4)]), (1, [(5, 9), (30, 37)]), (2, [(2, 5)])]:
+            expected = (
+                array if ranges is None else mx.concatenate([mx.take(array, mx.arange(*r), axis) for r in ranges], axis)
+            )
+            found = reader.read(entries["x"], axis, ranges, dtype=target)
+            assert found.dtype == target
+            assert mx.array_equal(found, expected.astype(target)).item()
+        assert mx.array_equal(reader.read(entries["s"], dtype=target), array[0, 0, 0].astype(target)).item()
+        assert reader.read(entries["n"], dtype=target).dtype == mx.int32
+
+
+def test_what_lies_between_is_left_in_the_file_where_it_is_worth_a_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = mx.arange(8 * 4096).reshape(8, 4096).astype(mx.float32)
+    mx.save_safetensors(str(tmp_path / "a.safetensors"), {"x": array})
+    entry = read_header(tmp_path / "a.safetensors")["x"]
+    asked: list[int] = []
+    preadv = os.preadv
+
+    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        asked.append(sum(len(each) for each in buffers))
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    with SliceReader() as reader:
+        for ranges, expected in [([(0, 2048)], 8 * 8192), ([(0, 4000)], 8 * 16384), ([(9, 10), (3000, 3001)], 8 * 8)]:
+            asked.clear()
+            found = reader.read(entry, 1, ranges)
+            assert mx.array_equal(found, mx.concatenate([array[:, a:b] for a, b in ranges], 1)).item()
+            assert sum(asked) == expected
 
 
 def test_files_are_closed_and_an_absent_one_is_named(tmp_path: Path) -> None:
