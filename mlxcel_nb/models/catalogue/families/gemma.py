@@ -43,13 +43,15 @@ ENTRIES = [
     Entry(
         "gemma3_text",
         _GEMMA3_TEXT,
-        ("sliding and full attention, each with its own rope", "norms of q and k per head", "scaled embedding"),
+        ("sliding and full attention, each with its own rope", "norms of q and k per head", "scaled embedding",
+         "tied embeddings where the files have no head"),
+        absent=("lm_head.weight",),
         draws=(ADDS_ONE,),
     ),
     Entry(
         "gemma3",
         {"model_type": "gemma3", "vocab_size": 257, "text_config": _GEMMA3_TEXT},
-        ("a wrapper around gemma3_text",),
+        ("a wrapper around gemma3_text", "a head of its own"),
         draws=(ADDS_ONE,),
     ),
     Entry(
