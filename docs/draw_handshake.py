@@ -1,22 +1,16 @@
 """Draws the handshake's state machine from its table, `STEPS` in `mlxcel_nb/wire/machine.py`.
 
-    python docs/draw_handshake.py            # prints what stands in docs/wire.md between the two marks
-    python docs/draw_handshake.py --write    # puts it there
-
+`python -m docs.draw_handshake --write` puts it in docs/wire.md; without `--write` it is printed.
 `tests/wire/test_docs.py` holds the page against it, so the drawing cannot say anything else than the code does.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+from docs.marked import Marked, table
 from mlxcel_nb.wire.hello import MessageType
 from mlxcel_nb.wire.machine import BEGINNINGS, STEPS, Side, State, Step, title
 
-PAGE = Path(__file__).with_name("wire.md")
-BEGIN = "<!-- drawn from the table: python docs/draw_handshake.py --write -->\n"
-END = "<!-- end of the drawing -->\n"
+PAGE = Marked("wire", __file__, "the state machine")
 
 WIDTH = 66
 """Columns between the two sides."""
@@ -57,28 +51,18 @@ def _arrow(side: Side, text: str) -> str:
     return f"  │{line}▶│" if side is Side.CLIENT else f"  │◀{line}│"
 
 
-def table() -> list[str]:
-    lines = ["| side | state | takes | says | goes on to |", "|---|---|---|---|---|"]
+def steps() -> list[str]:
+    rows = []
     for step in STEPS:
         takes = "its owner's yes" if step.takes is None else title(step.takes)
         says = "" if step.says is None else title(step.says)
-        lines.append(f"| {step.side.value} | {step.state.name} | {takes} | {says} | {step.then.name} |")
-    return lines
+        rows.append((step.side.value, step.state.name, takes, says, step.then.name))
+    return table(("side", "state", "takes", "says", "goes on to"), rows)
 
 
-def section() -> str:
-    """What stands between the marks."""
-    return "\n".join(["```text", *ladder(), "```", "", *table(), ""])
-
-
-def main() -> None:
-    if "--write" not in sys.argv:
-        print(section(), end="")
-        return
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    PAGE.write_text(before + BEGIN + section() + END + rest.split(END)[1], encoding="utf-8")
+def draw() -> list[str]:
+    return ["```text", *ladder(), "```", "", *steps()]
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.main(draw)

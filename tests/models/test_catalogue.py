@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from docs import draw_catalogue
 from mlxcel_nb.errors import ModelError
 from mlxcel_nb.models import architecture, catalogue
 from mlxcel_nb.models.catalogue import draws, modules
@@ -159,10 +158,6 @@ def test_types_that_share_a_file_are_those_that_mlx_lm_names() -> None:
 
 
 def test_the_table_of_architectures_is_what_the_catalogue_says() -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    drawn = subprocess.run(
-        [sys.executable, "docs/draw_catalogue.py"], cwd=docs.parent, capture_output=True, text=True, check=True
-    ).stdout
-    page = (docs / "architectures.md").read_text(encoding="utf-8")
-    assert drawn in page
-    assert drawn.count("\n| `") == len(catalogue.architectures())
+    drawn = draw_catalogue.draw()
+    assert drawn == draw_catalogue.PAGE.lines(), "python -m docs.draw_catalogue --write"
+    assert sum(line.startswith("| `") for line in drawn) == len(catalogue.architectures())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from docs import draw_handshake
 from mlxcel_nb.runtime import protocol
 from mlxcel_nb.wire.dtypes import DTYPES
 from mlxcel_nb.wire.frames import Kind
@@ -27,11 +28,15 @@ def rows(first_header: str) -> list[list[str]]:
 
 
 def test_the_state_machine_is_drawn_from_the_table() -> None:
-    printed = subprocess.run(
-        [sys.executable, str(DOCS / "draw_handshake.py")], capture_output=True, text=True, check=True, encoding="utf-8"
-    ).stdout
-    assert all(step.state.name in printed for step in STEPS)
-    assert printed in PAGE, "python docs/draw_handshake.py --write brings docs/wire.md up to date"
+    drawn = draw_handshake.draw()
+    assert all(step.state.name in "\n".join(drawn) for step in STEPS)
+    assert drawn == draw_handshake.PAGE.lines(), "python -m docs.draw_handshake --write brings docs/wire.md up to date"
+
+
+def test_a_script_prints_what_it_would_write() -> None:
+    words = [sys.executable, "-m", "docs.draw_handshake"]
+    ran = subprocess.run(words, cwd=DOCS.parent, capture_output=True, text=True, check=True, encoding="utf-8")
+    assert ran.stdout.splitlines() == draw_handshake.PAGE.lines()
 
 
 def test_a_handshake_goes_by_the_table() -> None:

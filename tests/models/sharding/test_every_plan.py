@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-from typing import Any
-
 import pytest
 
+from docs import draw_tensor_plans
+from docs.marked import row
 from mlxcel_nb.models import catalogue
 from tests.catalogue import chosen
 
-DOCS = Path(__file__).parents[3] / "docs"
-DRAW: dict[str, Any] = runpy.run_path(str(DOCS / "draw_tensor_plans.py"))
-PAGE = (DOCS / "tensor-plans.md").read_text(encoding="utf-8").split("\n")
+PAGE = draw_tensor_plans.PAGE.lines()
 
 
 @pytest.mark.parametrize("name", chosen(("llama", "gemma3n", "bitnet", "deepseek_v3")))
 def test_the_page_has_the_row_that_the_plans_give(name: str) -> None:
-    assert DRAW["row"](name) in PAGE
+    assert row(draw_tensor_plans.cells(name)) in PAGE, "python -m docs.draw_tensor_plans --write"
 
 
 def test_the_page_has_a_row_for_every_architecture() -> None:
