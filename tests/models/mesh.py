@@ -51,11 +51,14 @@ class Sum:
 
 @dataclass
 class Run:
-    """Logits of every position of the prompt, of each step, and greedy tokens, with one rank's parts and caches."""
+    """Logits of every position of the prompt, of each step, and greedy tokens, with one rank's parts and caches.
+
+    Shapes are (L, V), (V,) and a number for one prompt, (B, L, V), (B, V) and B numbers for several.
+    """
 
     prompt_logits: Any = None
     step_logits: list[Any] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[Any] = field(default_factory=list)
     offsets: list[list[int]] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)
@@ -71,7 +74,7 @@ def parts_of(layout: Layout, rank: int) -> list[Part]:
 
 def run_mesh(
     folder: Path,
-    prompt: list[int],
+    prompt: list[int] | list[list[int]],
     *,
     n_layers: int = 5,
     tp: int = 1,
@@ -82,7 +85,7 @@ def run_mesh(
     dtype: str = "auto",
     experts: str = "cut",
 ) -> list[Run]:
-    """Prefill `prompt` in chunks, make `steps` greedy tokens, and return each rank's view."""
+    """Prefill `prompt`, or several of one length, in chunks, make `steps` greedy tokens, and give each rank's view."""
     layout = make_layout(n_layers, tp=tp, pp=pp, layers=layers)
     reduce = Sum(tp)
     runs = [Run() for _ in range(tp)]
@@ -108,7 +111,7 @@ def run_mesh(
 
 def _run_rank(
     folder: Path,
-    prompt: list[int],
+    prompt: list[int] | list[list[int]],
     layout: Layout,
     rank: int,
     reduce: Sum,
@@ -123,24 +126,29 @@ def _run_rank(
         for part in parts_of(layout, rank)
     ]
     caches = [part.make_cache() for part in parts]
+    prompts = np.array(prompt, np.int32)
+    one = prompts.ndim == 1
+    prompts = prompts.reshape(-1, prompts.shape[-1])
 
-    def through(ids: list[int], *, all_logits: bool) -> Any:
-        x: Any = mx.array([ids])
+    def through(ids: Any, *, all_logits: bool) -> Any:
+        x: Any = mx.array(ids)
         for part, cache in zip(parts, caches, strict=True):
             x = part.forward(x, cache, all_logits=all_logits)
         if isinstance(x, dict):  # another rank samples, but this one takes part in all that leads to it
             mx.eval(x)
             return reduce.share(rank, None)
-        return reduce.share(rank, np.array(x.astype(mx.float32))[0])
+        return reduce.share(rank, np.array(x.astype(mx.float32)))
 
-    logits = [through(prompt[at : at + chunk], all_logits=True) for at in range(0, len(prompt), chunk)]
-    run.prompt_logits = np.concatenate(logits)
+    starts = range(0, prompts.shape[1], chunk)
+    logits = np.concatenate([through(prompts[:, at : at + chunk], all_logits=True) for at in starts], axis=1)
+    run.prompt_logits = logits[0] if one else logits
     run.offsets = [[entry.offset for entry in cache if hasattr(entry, "offset")] for cache in caches]
-    row = run.prompt_logits[-1]
+    rows = logits[:, -1]
     for _ in range(steps):
-        run.tokens.append(int(row.argmax()))
-        row = through(run.tokens[-1:], all_logits=False)[-1]
-        run.step_logits.append(row)
+        tokens = rows.argmax(-1).astype(np.int32)
+        run.tokens.append(int(tokens[0]) if one else tokens.tolist())
+        rows = through(tokens[:, None], all_logits=False)[:, -1]
+        run.step_logits.append(rows[0] if one else rows)
     run.planned = [part.planned_bytes for part in parts]
     run.resident = [part.resident_bytes for part in parts]
     run.warnings = [warning for part in parts for warning in part.warnings]

@@ -19,6 +19,7 @@ from tests.models.mesh import assert_equal, run_mesh
 pytestmark = pytest.mark.usefixtures("not_compiled")
 
 PROMPT = [(7 * i + 3) % 257 for i in range(17)]
+PROMPTS = [PROMPT, [(5 * i + 1) % 257 for i in range(17)], [(11 * i + 90) % 257 for i in range(17)]]
 
 STANDING = ("phi3", "gpt_neox", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2", "exaone", "nanbeige")
 
@@ -28,17 +29,18 @@ LOOPS = ("iquestloopcoder", "nanbeige")
 
 @pytest.mark.parametrize("name", chosen(STANDING))
 def test_each_rank_reads_its_slices_and_they_are_equal(name: str, tmp_path: Path) -> None:
-    """Case 12: on 3 ranks, and on 2 ranks in each of 2 stages."""
+    """Case 12: on 3 ranks, and on 2 ranks in each of 2 stages, one sequence and three."""
     entry = ENTRIES[name]
     folder = catalogue.write(entry, tmp_path)
-    (reference,) = run_mesh(folder, PROMPT, n_layers=entry.n_layers, steps=8)
-    for tp, pp in ((3, 1), (2, 2)):
-        if pp > 1 and name in LOOPS:
-            continue
-        runs = run_mesh(folder, PROMPT, n_layers=entry.n_layers, tp=tp, pp=pp, steps=8)
-        assert_equal(runs, reference)
-        for run in runs:
-            assert run.planned == run.resident
+    for prompt in (PROMPT, PROMPTS) if entry.batches else (PROMPT,):
+        (reference,) = run_mesh(folder, prompt, n_layers=entry.n_layers, steps=8)
+        for tp, pp in ((3, 1), (2, 2)):
+            if pp > 1 and name in LOOPS:
+                continue
+            runs = run_mesh(folder, prompt, n_layers=entry.n_layers, tp=tp, pp=pp, steps=8)
+            assert_equal(runs, reference)
+            for run in runs:
+                assert run.planned == run.resident
 
 
 QUANTISED = (
