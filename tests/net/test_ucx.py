@@ -18,12 +18,18 @@ import pytest
 from mlxcel_nb.errors import PeerLost
 from mlxcel_nb.net.collectives.group import Tag
 from mlxcel_nb.net.further.agree import agree
+from mlxcel_nb.net.further.bell import Bell
 from mlxcel_nb.net.further.offer import Unavailable
 from mlxcel_nb.net.hot.hot_link import HotLink
+from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.ucx import library
 from mlxcel_nb.net.ucx.offer import UcxOffer
 from mlxcel_nb.net.ucx.stream import RDMA, UcxStream, Worker
+from mlxcel_nb.wire import messages
+from mlxcel_nb.wire.frames import Kind
 from tests.net.far import LIMIT_S, Far, echo
+from tests.net.helpers import detached_pairs
+from tests.net.moved import descriptors
 
 WIRES = ("sm,self", "tcp,self")
 
@@ -42,17 +48,16 @@ def ucx() -> None:
 class End:
     """One end of a stream, used as a hot link uses it: it blocks in poll, with a deadline."""
 
-    def __init__(self, wires: str, witness: socket.socket) -> None:
-        witness.setblocking(False)
+    def __init__(self, wires: str, link: Link) -> None:
         self.worker = Worker(wires)
-        self.witness = witness
+        self.link = link
 
     def meet(self, peer: bytes) -> None:
-        self.stream = UcxStream(self.worker, peer, self.witness)
+        self.stream = UcxStream(self.worker, peer, Bell(self.link))
 
     def close(self) -> None:
         self.stream.close()
-        self.witness.close()
+        self.link.close()
 
 
 def wait(a: End, b: End, end: float) -> None:
@@ -64,14 +69,10 @@ def wait(a: End, b: End, end: float) -> None:
     assert time.monotonic() < end, "nothing woke the ends"
 
 
-def descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 @pytest.fixture(params=WIRES)
 def ends(request: pytest.FixtureRequest) -> Iterator[tuple[End, End]]:
     before = descriptors()
-    a, b = (End(request.param, sock) for sock in socket.socketpair())
+    a, b = (End(request.param, link) for link in detached_pairs(1)[0])
     a.meet(b.worker.address)
     b.meet(a.worker.address)
     yield a, b
@@ -130,9 +131,23 @@ def test_the_end_is_read_behind_the_last_bytes(ends: tuple[End, End]) -> None:
 
 def test_a_peer_whose_connection_ends_wakes_the_other(ends: tuple[End, End]) -> None:
     a, b = ends
-    a.witness.shutdown(socket.SHUT_RDWR)
+    a.link.hang_up()
     wait(a, b, time.monotonic() + LIMIT_S)
     assert b.stream.recv(10) == b""
+
+
+def test_what_the_peer_says_on_the_connection_meanwhile_is_not_eaten(ends: tuple[End, End]) -> None:
+    """An end that is done with the trial says so there, and UCX may bring its last frame later than that."""
+    a, b = ends
+    before = b.link.reader.total
+    a.link.sock.send(a.link.sealer.seal(Kind.CONTROL, 0, messages.pack({"type": "path"})))
+    end = time.monotonic() + LIMIT_S
+    while b.link.reader.total == before:
+        assert time.monotonic() < end, "nothing came"
+        with pytest.raises(BlockingIOError):
+            b.stream.recv(100)
+    frame = b.link.reader.next_frame()
+    assert frame is not None and messages.unpack(frame.payload) == {"type": "path"}
 
 
 def test_a_host_without_an_adapter_is_told_so() -> None:

@@ -19,6 +19,7 @@ from mlxcel_nb.errors import WireError
 from mlxcel_nb.net.further.offer import FurtherStream, Offer, Unavailable
 from mlxcel_nb.net.hot.hot_link import HotLink
 from mlxcel_nb.net.hot.interrupt import Interrupt
+from mlxcel_nb.wire.fields import clip, printable
 from mlxcel_nb.wire.frame_reader import FrameReader
 from mlxcel_nb.wire.frames import PING_BYTES, Kind, Opener, Sealer
 from mlxcel_nb.wire.hello import suite_number
@@ -26,8 +27,14 @@ from mlxcel_nb.wire.hello import suite_number
 TRIAL_S = 2.0
 """For one frame each way, adapters' connection set-up included."""
 
+MEET_S = 30.0
+"""For the peer to come to this link: it may have several to try before it, each of which may take its time to fail."""
+
 AGREE_S = 5.0
-"""For each message about it."""
+"""For each further message about it."""
+
+REASON_BYTES = 200
+"""Of a peer's reason, for a line of `status`."""
 
 
 def agree(hot: HotLink, offering: Callable[[], Offer], *, interrupt: Interrupt | None = None) -> str:
@@ -46,9 +53,11 @@ def agree(hot: HotLink, offering: Callable[[], Offer], *, interrupt: Interrupt |
             reason, words = "", {}
             try:
                 words = step(theirs)
-            except (Unavailable, OSError, WireError) as why:
+            except (Unavailable, WireError) as why:
                 reason = str(why)
-            theirs = _exchange(hot, interrupt, reason, **words)
+            except OSError as why:
+                reason = why.strerror or str(why)
+            theirs = _exchange(hot, interrupt, MEET_S if step == trial.offer else AGREE_S, reason, **words)
             if reason := reason or _their_reason(hot, theirs):
                 return reason
         undo.pop_all()
@@ -56,18 +65,19 @@ def agree(hot: HotLink, offering: Callable[[], Offer], *, interrupt: Interrupt |
         return ""
 
 
-def _exchange(hot: HotLink, interrupt: Interrupt | None, reason: str, **more: Any) -> dict[str, Any]:
+def _exchange(hot: HotLink, interrupt: Interrupt | None, within_s: float, reason: str, **more: Any) -> dict[str, Any]:
     """Tell the peer, and hear from it: one message each way, whatever either has to say."""
     message = {"type": "path", "reason": reason, **more}
-    hot.send_control(message, deadline=time.monotonic() + AGREE_S, interrupt=interrupt)
-    answer = hot.recv_control(deadline=time.monotonic() + AGREE_S, interrupt=interrupt, what="word about a faster path")
+    hot.send_control(message, deadline=time.monotonic() + within_s, interrupt=interrupt)
+    deadline = time.monotonic() + within_s
+    answer = hot.recv_control(deadline=deadline, interrupt=interrupt, what="word about a faster path")
     if answer.get("type") != "path" or not isinstance(answer.get("reason"), str):
         raise WireError("another message where one about a faster path was due", node=hot.node)
     return answer
 
 
 def _their_reason(hot: HotLink, theirs: dict[str, Any]) -> str:
-    return f"{hot.node}: {theirs['reason']}" if theirs["reason"] else ""
+    return f"{hot.node}: {printable(clip(theirs['reason'], REASON_BYTES))}" if theirs["reason"] else ""
 
 
 class _Trial:
@@ -129,7 +139,10 @@ class _Trial:
 
 
 def _wait(stream: FurtherStream, end: float) -> None:
+    """Until something may have come; a poll that is always woken does not go past `end` either."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise Unavailable(f"nothing came within {TRIAL_S:g} s")
     poller = select.poll()
     poller.register(stream, select.POLLIN)
-    if not poller.poll(max(0, math.ceil((end - time.monotonic()) * 1000))) and time.monotonic() > end:
-        raise Unavailable(f"nothing came within {TRIAL_S:g} s")
+    poller.poll(math.ceil(left * 1000))

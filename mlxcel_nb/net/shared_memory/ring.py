@@ -11,25 +11,42 @@
 Counts are native 64-bit integers, each on a cache line of its own. A `Writer` and a `Reader` each belong to one thread.
 What the other process has written is not trusted: a count that cannot be is an error, and no more.
 
-The order of things matters: bytes before the count that tells of them, and the wish to be woken before the last look.
-Taking and releasing a lock is a barrier to compiler and processor on every machine, which is what `_fence` is for.
+The order of things matters, and Python has no fence but its locks (`_fence`):
+
+* Bytes come before the count that tells of them, and are read before the count that gives their room away. An x86
+  processor keeps to this by itself; others are made to.
+* The wish to be woken comes before the last look, and a new count before the look for a wish, or an end would sleep
+  beside what it waits for. No processor keeps to this by itself.
 """
 
 from __future__ import annotations
 
 import errno
+import platform
 import threading
 
 DATA_AT = 4096
 _PUT, _TAKEN, _READER_SLEEPS, _WRITER_SLEEPS = 8, 16, 24, 32
 """Of the 64-bit words."""
 
+_LOOSE = platform.machine() not in ("x86_64", "AMD64")
+"""Whether the processor may swap two writes, or a read and a later write."""
+
 _lock = threading.Lock()
 
 
 def _fence() -> None:
+    """What stands before this happens before what stands after it, for every processor.
+
+    Taking a lock is a locked instruction on x86, which is a fence by itself. ARM only promises that what stands before
+    a release has happened when the lock is taken anew, and that nothing behind that overtakes it (Arm Architecture
+    Reference Manual, "barrier-ordered-before"): so there it takes two rounds.
+    """
     with _lock:
         pass
+    if _LOOSE:
+        with _lock:
+            pass
 
 
 class _End:
@@ -74,8 +91,8 @@ class Writer(_End):
             self._data[at:] = data[: size - at]
             self._data[: end - size] = data[size - at : length]
         self._count = count + length
-        with _lock:  # a fence, without the call
-            pass
+        if _LOOSE:
+            _fence()
         words[_PUT] = self._count
         return length
 
@@ -88,16 +105,15 @@ class Writer(_End):
         self._words[_READER_SLEEPS] = 0
         return True
 
-    def sleep(self) -> bool:
-        """Wish to be woken when there is room; False where there is some already."""
+    def wish(self) -> None:
+        """To be woken when there is room; `room` tells, after this, whether there is some already."""
         self._words[_WRITER_SLEEPS] = 1
         _fence()
-        return self._count - self._words[_TAKEN] >= self.size
 
     @property
-    def empty(self) -> bool:
-        """Whether the reader has taken everything."""
-        return self._words[_TAKEN] == self._count
+    def room(self) -> bool:
+        """Whether anything can be put in."""
+        return self._count - self._words[_TAKEN] < self.size
 
 
 class Reader(_End):
@@ -112,8 +128,8 @@ class Reader(_End):
         if not 0 < length <= size:
             raise OSError(errno.EPROTO, "it put more into shared memory than fits")
         length = min(length, len(into))
-        with _lock:  # a fence, without the call
-            pass
+        if _LOOSE:
+            _fence()
         at = count & self._mask
         end = at + length
         if end <= size:
@@ -122,6 +138,8 @@ class Reader(_End):
             into[: size - at] = self._data[at:]
             into[size - at : length] = self._data[: end - size]
         self._count = count + length
+        if _LOOSE:
+            _fence()
         words[_TAKEN] = self._count
         return length
 
@@ -134,10 +152,14 @@ class Reader(_End):
         self._words[_WRITER_SLEEPS] = 0
         return True
 
-    def sleep(self) -> bool:
-        """Wish to be woken when there is something; False where there is something already."""
+    def wish(self) -> None:
+        """To be woken when there is something; `empty` tells, after this, whether there is something already."""
         self._words[_READER_SLEEPS] = 1
         _fence()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to take."""
         return bool(self._words[_PUT] == self._count)
 
     def awake(self) -> None:

@@ -9,16 +9,27 @@ whoever reads it next.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import hmac
 import mmap
 import os
 import secrets
 import sys
+from pathlib import Path
 
 from mlxcel_nb.net.further.offer import Unavailable
 
 WORD_BYTES = 32
+
+_NAME = "mlxcel-nb"
+"""Seen in /proc; nothing is found by it."""
+
+# linux/memfd.h and linux/fcntl.h. Interpreters that were built for an old C library do not name them.
+_CLOEXEC, _ALLOW_SEALING = 1, 2
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_SEALS = 1 | 2 | 4
+"""No further seals, no shrinking, no growing."""
 
 
 class Segment:
@@ -38,17 +49,17 @@ class Segment:
             Unavailable: the system has no such memory, or no room.
         """
         if not sys.platform.startswith("linux"):
-            raise Unavailable("shared memory is used on Linux only")
+            raise Unavailable("it is used on Linux only")
         try:
-            descriptor = os.memfd_create("mlxcel-nb", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            descriptor = _memfd()
             with contextlib.ExitStack() as undo:
                 undo.callback(os.close, descriptor)
                 os.ftruncate(descriptor, size)
-                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals())
+                fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
                 segment = cls(_map(descriptor, size), secrets.token_bytes(WORD_BYTES), descriptor)
                 undo.pop_all()
         except OSError as error:
-            raise Unavailable(f"no shared memory: {error.strerror}") from None
+            raise Unavailable(f"this system gives none: {error.strerror}") from None
         segment.buffer[:WORD_BYTES] = segment.word
         return segment
 
@@ -64,12 +75,15 @@ class Segment:
         Raises:
             Unavailable: it cannot be opened from here, or is something else.
         """
+        place = Path(f"/proc/{process}/fd/{descriptor}")
         try:
-            opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            if not str(place.readlink()).startswith(f"/memfd:{_NAME}"):  # opening a device may have effects
+                raise Unavailable("what the peer calls its memory is something else")
+            opened = os.open(place, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         except OSError as error:
             raise Unavailable(f"the peer's memory cannot be opened: {error.strerror}") from None
         try:
-            if fcntl.fcntl(opened, fcntl.F_GET_SEALS) != _seals() or os.fstat(opened).st_size != size:
+            if fcntl.fcntl(opened, _GET_SEALS) != _SEALS or os.fstat(opened).st_size != size:
                 raise Unavailable("what the peer calls its memory is something else")
             memory = _map(opened, size)
         except OSError as error:
@@ -90,8 +104,19 @@ class Segment:
         self._memory.close()
 
 
-def _seals() -> int:
-    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+def _memfd() -> int:
+    """A piece of anonymous memory, as a descriptor."""
+    create = getattr(os, "memfd_create", None)
+    if create is not None:
+        return int(create(_NAME, _CLOEXEC | _ALLOW_SEALING))
+    library = ctypes.CDLL(None, use_errno=True)
+    try:
+        descriptor = int(library.memfd_create(_NAME.encode(), _CLOEXEC | _ALLOW_SEALING))
+    except AttributeError:
+        raise Unavailable("this system's C library has none to give") from None
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:

@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import select
 
-from mlxcel_nb.net.shared_memory.bell import Bell
+from mlxcel_nb.net.further.bell import Bell
+from mlxcel_nb.net.further.wake import Wake
 from mlxcel_nb.net.shared_memory.ring import Reader, Writer
 from mlxcel_nb.net.shared_memory.segment import Segment
 
 
 class SharedMemoryStream:
-    """Ordered bytes to and from the process that made `theirs`. Owns both segments from here on."""
+    """Ordered bytes to and from the process that made `theirs`. Owns both segments once it is made.
+
+    Raises:
+        OSError: this process has no descriptors left.
+    """
 
     def __init__(self, ours: Segment, theirs: Segment, bell: Bell) -> None:
+        self._wake = Wake(bell.fileno())  # first, for it may fail
         self._segments = (ours, theirs)
         self._writer, self._reader, self._bell = Writer(ours.buffer), Reader(theirs.buffer), bell
         self._armed = False  # the last poll wished to be woken
         self._full = False  # the last `send` found no room
-        # A poll is woken by the bell, or because something came between its last look and the poll.
-        self._came = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._came_is_set = False
-        self._wake = select.epoll()
-        for descriptor in (bell.fileno(), self._came):
-            self._wake.register(descriptor, select.EPOLLIN)
 
     def send(self, data: memoryview) -> int:
         """Take some of `data`; how many bytes."""
@@ -57,7 +55,8 @@ class SharedMemoryStream:
         if not count:
             raise BlockingIOError(errno.EAGAIN, "nothing has come")
         if self._reader.writer_sleeps:
-            self._bell.ring()
+            with contextlib.suppress(OSError):  # the peer is gone: what it said before is read to its end first
+                self._bell.ring()
         return count
 
     def recv(self, count: int) -> bytes:
@@ -67,14 +66,14 @@ class SharedMemoryStream:
 
     def fileno(self) -> int:
         """What to poll for input, also while `send` finds no room; asked for anew before every poll."""
-        if self._came_is_set:
-            os.eventfd_read(self._came)
-            self._came_is_set = False
-        self._bell.hear()  # or an old call would wake the poll
+        self._wake.settle()
         self._armed = True
-        if not self._reader.sleep() or (self._full and not self._writer.sleep()):
-            os.eventfd_write(self._came, 1)
-            self._came_is_set = True
+        self._reader.wish()
+        if self._full:
+            self._writer.wish()
+        there = self._bell.hear()  # or an old call would wake the poll
+        if not there or not self._reader.empty or (self._full and self._writer.room):
+            self._wake.at_once()
         return self._wake.fileno()
 
     def flush(self, _within_s: float) -> bool:
@@ -91,7 +90,6 @@ class SharedMemoryStream:
         if self._wake.closed:
             return
         self._wake.close()
-        os.close(self._came)
         self._writer.close()
         self._reader.close()
         for segment in self._segments:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from mlxcel_nb.errors import WireError
+from mlxcel_nb.net.further.bell import Bell
 from mlxcel_nb.net.further.offer import Unavailable
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.ucx.stream import RDMA, UcxStream, Worker
@@ -37,7 +38,7 @@ class UcxOffer:
             raise WireError("an offer of UCX without an address", node=link.peer.node_id)
         if version.partition(".")[0] != self._worker.version.partition(".")[0]:
             raise Unavailable(f"UCX is {self._worker.version} here and {version:.20} there")
-        return UcxStream(self._worker, address, link.sock)
+        return UcxStream(self._worker, address, Bell(link))
 
     def close(self) -> None:
         self._worker.close()

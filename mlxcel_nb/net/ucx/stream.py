@@ -2,7 +2,8 @@
 
 It has the few methods of a non-blocking socket that `HotLink` calls, and carries frames that are sealed already. The
 TCP connection it was agreed on stays open beside it and tells when the peer is gone: UCX itself may not notice for
-half a minute. Belongs to one thread, the one that makes it.
+half a minute. UCX wakes this thread by itself, so that bell is only listened to. Belongs to one thread, the one that
+makes it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import os
-import select
-import socket
 import time
 from ctypes import byref, c_int, c_size_t, c_void_p
 
+from mlxcel_nb.net.further.bell import Bell
 from mlxcel_nb.net.further.offer import Unavailable
+from mlxcel_nb.net.further.wake import Wake
 from mlxcel_nb.net.ucx import library as ucx
 
 RDMA = "rc,dc,ud"
@@ -80,19 +80,21 @@ class Worker:
 
 
 class UcxStream:
-    """Ordered bytes to and from the peer whose worker address is `peer`. Owns `worker` from here on, not `witness`.
+    """Ordered bytes to and from the peer whose worker address is `peer`. Owns `worker` once it is made.
 
     Args:
-        witness: the TCP connection to the same peer; its end is the end of this stream.
+        bell: the TCP connection to the same peer; its end is the end of this stream.
 
     Raises:
         Unavailable: the peer cannot be reached by what both sides have.
+        OSError: this process has no descriptors left.
     """
 
-    def __init__(self, worker: Worker, peer: bytes, witness: socket.socket) -> None:
+    def __init__(self, worker: Worker, peer: bytes, bell: Bell) -> None:
+        self._wake = Wake(worker.descriptor, bell.fileno())  # first, for it may fail
         self._worker = worker
         self._library = worker.library
-        self._witness = witness
+        self._bell = bell
         self._request: int | None = None
         self._out = bytearray(SEND_BYTES)
         self._out_at = ctypes.addressof(ctypes.c_char.from_buffer(self._out))
@@ -104,18 +106,12 @@ class UcxStream:
         params = ucx.EndpointParams(field_mask=1, address=ctypes.cast(address, c_void_p))
         if status := self._library.ucp_ep_create(worker.handle, byref(params), byref(self._endpoint)):
             self._endpoint = None
-            worker.close()
+            self._wake.close()
             raise Unavailable(f"UCX cannot reach the peer over {worker.transports} (status {status})")
-        # A poll is woken by UCX, by the witness, or because something came between its last look and the poll.
-        self._came = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._wake = select.epoll()
-        for descriptor in (worker.descriptor, witness.fileno(), self._came):
-            self._wake.register(descriptor, select.EPOLLIN)
 
     def fileno(self) -> int:
         """What to poll for input, also while `send` blocks; asked for anew before every poll."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._came)
+        self._wake.settle()
         waits_to_send = self._request is not None
         for _ in range(ARM_TRIES):
             if self._look() or (waits_to_send and not self._sending()):
@@ -124,7 +120,7 @@ class UcxStream:
                 return self._wake.fileno()
             self._library.ucp_worker_progress(self._worker.handle)
         # There is something to do, or UCX is still at work: the poll returns at once, and its caller comes back.
-        os.eventfd_write(self._came, 1)
+        self._wake.at_once()
         return self._wake.fileno()
 
     def send(self, data: memoryview) -> int:
@@ -145,10 +141,12 @@ class UcxStream:
         if not self._look():
             self._library.ucp_worker_progress(self._worker.handle)
             if not self._look():
-                if not self._peer_has_gone():
+                if self._bell.hear():
                     raise BlockingIOError(errno.EAGAIN, "nothing has come")
                 self._library.ucp_worker_progress(self._worker.handle)
                 if not self._look():
+                    if self._bell.why:
+                        raise OSError(errno.ECONNRESET, self._bell.why)
                     return 0
         count = min(len(buffer), len(self._pending))
         buffer[:count] = self._pending[:count]
@@ -172,10 +170,10 @@ class UcxStream:
         """No more will be sent: what was, arrives, and then the peer reads the end."""
         self.flush()
         with contextlib.suppress(OSError):
-            self._witness.shutdown(socket.SHUT_WR)
+            self._bell.shut()
 
     def close(self) -> None:
-        """Give the endpoint and the worker back; the witness belongs to the link."""
+        """Give the endpoint and the worker back; the connection belongs to the link."""
         if self._endpoint is None:
             return
         endpoint, self._endpoint = self._endpoint, None
@@ -183,7 +181,6 @@ class UcxStream:
         self._finish(self._library.ucp_ep_close_nbx(endpoint, byref(ucx.FORCED)))
         self._finish(self._request)
         self._wake.close()
-        os.close(self._came)
         self._worker.close()
 
     # -- inside -----------------------------------------------------------------------------------
@@ -218,13 +215,6 @@ class UcxStream:
         self._request = None
         _check(status)
         return False
-
-    def _peer_has_gone(self) -> bool:
-        """The end of the TCP connection; nothing else is sent on it any more."""
-        try:
-            return not self._witness.recv(1)
-        except BlockingIOError:
-            return False
 
     def _finish(self, pointer: int | None, within_s: float = FLUSH_S) -> bool:
         """Wait for a request of UCX's, and give it back; whether it ended well."""
