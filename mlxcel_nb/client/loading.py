@@ -13,6 +13,7 @@ from typing import Any
 from mlxcel_nb import errors
 from mlxcel_nb.client.report import LoadProgress, LoadReport, PartReport
 from mlxcel_nb.client.router import Router, new_id
+from mlxcel_nb.client.sameness import check_same, progress_of
 from mlxcel_nb.cluster.address import parse_address
 from mlxcel_nb.cluster.collectives import OWN, warning
 from mlxcel_nb.cluster.layout import Layout, make_layout
@@ -135,11 +136,12 @@ def load_parts(
     on_progress: Callable[[LoadProgress], None] | None,
     explain: Callable[[MlxcelError], MlxcelError],
 ) -> Loaded:
-    """Send `order` to every member and wait until all have loaded.
+    """Compare the members' files, send `order` to every one and wait until all have loaded.
 
     Raises:
         MlxcelError: the first thing that went wrong, with what that node was doing.
     """
+    check_same(router, order, on_progress, explain, stall_s=STALL_S)
     inbox: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
     router.open_inbox(order.id, lambda node, message: inbox.put((node, message)))
     doing = dict.fromkeys((member.node_id for member in order.members), "starting to load")
@@ -161,12 +163,7 @@ def load_parts(
             if kind == "loaded":
                 loaded[node] = _checked(message)
             elif kind == "progress":
-                news = LoadProgress(
-                    node_id=node,
-                    what=field(message, "what", str),
-                    done_bytes=field(message, "done_bytes", int),
-                    total_bytes=field(message, "total_bytes", int),
-                )
+                news = progress_of(node, message)
                 doing[node] = f"loading {news.what}"
                 if on_progress is not None:
                     on_progress(news)

@@ -37,6 +37,7 @@ from mlxcel_nb.net.pool.pool import Pool
 from mlxcel_nb.runtime import status
 from mlxcel_nb.runtime.finding import Finding
 from mlxcel_nb.runtime.gathering import Pair, gather_links
+from mlxcel_nb.runtime.hashing import Hashing
 from mlxcel_nb.runtime.holding import Holding
 from mlxcel_nb.runtime.measuring import Measuring
 from mlxcel_nb.runtime.node_config import NodeConfig
@@ -84,6 +85,7 @@ class Node:
         self._dialler = Dialler(identity=self._identity, secrets=secrets, shapes=shapes)
         self._measuring = Measuring(self._dialler)
         self._io = LoopThread(f"node-io-{config.node_id}")
+        self._hashing = Hashing(config.node_id, self._io.soon)
         self._worker = Worker(
             config.node_id,
             Outbox(
@@ -173,6 +175,7 @@ class Node:
             self._finding.stop()
         self._stuck.close()
         self._measuring.close()
+        self._hashing.close()
         self._holding.close()
         self._rendezvous.close()
         self._surroundings.close()
@@ -318,6 +321,7 @@ class Node:
         if state not in ("dead", "closed"):
             return
         self._measuring.left(link)
+        self._hashing.left(link)
         if link in self._routers:
             self._routers.discard(link)
             self._router_seen = time.monotonic()
@@ -348,7 +352,10 @@ class Node:
             self._stuck.check()
         if kind == "load":
             self._holding.load(LoadOrder.from_dict(message), router)
+        elif kind == "digest":
+            self._hashing.order(router, message)
         elif kind == "unload":
+            self._hashing.close()
             stop = functools.partial(self._requests.cancel_all, "the model is being unloaded")
             self._holding.unload(router, field_of(message, "id", str), str(message.get("instance", "")), stop)
         elif kind == "generate":

@@ -5,8 +5,9 @@ Every message is a map with a `type`; docs/wire.md tells users the same. What a 
 ========== ================= ==========================================================================
 type       from -> to        meaning
 ========== ================= ==========================================================================
+digest     router -> node    what is in this model folder; answered by progress ..., then reply
 load       router -> node    take this part of this model; answered by progress ..., then loaded or error
-progress   node -> router    so many bytes of the part have been loaded
+progress   node -> router    so many bytes of the part have been loaded, or of the folder read
 loaded     node -> router    the part is ready: its layers, bytes and dtype, and what room is left for caches
 unload     router -> node    drop the model; answered by reply
 generate   router -> leader  make text; answered by stream frames prefill ..., delta ..., end
@@ -20,7 +21,7 @@ measure    router -> node    how fast is your way to that node (a visitor may as
 heartbeat  node -> node      I live, so far is my work; every 5 s
 addresses  node -> node      my host's addresses: I may come from any of them
 recorded   router -> member  give a piece of what a request with `forced` tokens gave here; answered by reply
-reply      node -> router    the answer to unload, status, place, measure or recorded, by its `id`
+reply      node -> router    the answer to digest, unload, status, place, measure or recorded, by its `id`
 error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error
 abort      leader -> member  leave this epoch

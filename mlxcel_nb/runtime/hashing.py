@@ -1,0 +1,73 @@
+"""What a node says of a model folder before it loads from it: the hash of each file. On the node's loop.
+
+Reading gigabytes takes a while the first time, so it is done on a thread, with progress; asking again, the model being
+unwanted, or the asker gone ends it within a piece. Only a router is answered; the node has checked that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mlxcel_nb import errors
+from mlxcel_nb.errors import Cancelled
+from mlxcel_nb.models.digest import folder_digests
+from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.runtime.protocol import field
+
+TOLD_EVERY_S = 0.1
+
+
+class Hashing:
+    """One folder at a time.
+
+    Args:
+        soon: calls a function on the loop, from any thread.
+    """
+
+    def __init__(self, node_id: str, soon: Callable[..., None]) -> None:
+        self._node_id = node_id
+        self._soon = soon
+        self._asker: ControlLink | None = None
+        self._stop = threading.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def order(self, asker: ControlLink, message: dict[str, Any]) -> None:
+        """Hash the folder `model` and reply; what was under way is given up."""
+        request_id, model = field(message, "id", str), field(message, "model", str)
+        self.close()
+        self._asker, self._stop = asker, threading.Event()
+        self._task = asyncio.get_running_loop().create_task(self._answer(asker, request_id, Path(model), self._stop))
+
+    def left(self, asker: ControlLink) -> None:
+        """The asker's connection has ended."""
+        if asker is self._asker:
+            self.close()
+
+    def close(self) -> None:
+        """Nobody wants to know any more."""
+        self._stop.set()
+
+    async def _answer(self, asker: ControlLink, request_id: str, folder: Path, stop: threading.Event) -> None:
+        told = 0.0
+
+        def progress(name: str, done: int, total: int) -> None:
+            nonlocal told
+            if stop.is_set():
+                raise Cancelled("its files need not be compared any more")
+            if (now := time.monotonic()) - told >= TOLD_EVERY_S:
+                told = now
+                self._soon(asker.send, {
+                    "type": "progress", "id": request_id, "node": self._node_id, "what": f"the hash of {name}",
+                    "done_bytes": done, "total_bytes": total,
+                })  # fmt: skip
+
+        try:
+            digests = await asyncio.to_thread(folder_digests, folder, progress)
+            asker.send({"type": "reply", "id": request_id, "digests": digests})
+        except Exception as error:  # noqa: BLE001  # whatever went wrong, somebody waits for an answer
+            asker.send({"type": "error", "id": request_id, "error": errors.wrap(error, self._node_id).to_dict()})
