@@ -94,12 +94,18 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadProgress:
-    """How far one node is."""
+    """How far one node is.
+
+    Args:
+        what: the piece just put in place, "layer 7", or the file that is read.
+        comparing: its files are read to be compared with the other nodes', which comes before loading.
+    """
 
     node_id: str
     what: str
     done_bytes: int
     total_bytes: int
+    comparing: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ def check_same(
             if kind == "reply":
                 found[node] = _read(message)
             elif kind == "progress" and on_progress is not None:
-                on_progress(progress_of(node, message))
+                on_progress(progress_of(node, message, comparing=True))
             elif kind == "error" or (kind == "lost" and node in members):
                 raise explain(errors.from_dict(field(message, "error", dict)))
     finally:
@@ -98,13 +98,14 @@ def check_same(
         raise error
 
 
-def progress_of(node: str, message: dict[str, Any]) -> LoadProgress:
+def progress_of(node: str, message: dict[str, Any], *, comparing: bool = False) -> LoadProgress:
     """How far a node says it is."""
     return LoadProgress(
         node_id=node,
         what=field(message, "what", str),
         done_bytes=field(message, "done_bytes", int),
         total_bytes=field(message, "total_bytes", int),
+        comparing=comparing,
     )
 
 

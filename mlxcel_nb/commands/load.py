@@ -15,19 +15,36 @@ from mlxcel_nb.display.view import note
 from mlxcel_nb.models.store import resolve
 from mlxcel_nb.util.units import bytes_text
 
+SHOWN = 4
+"""Nodes whose progress has room in a line."""
+
 
 class Meter:
-    """Adds up the nodes' progress into one bar. Called from the client's thread."""
+    """Adds up the nodes' progress into one bar, and says of each how far it is. Called from the client's thread."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._nodes: dict[str, LoadProgress] = {}
 
     def __call__(self, news: LoadProgress) -> None:
+        if any(node.comparing != news.comparing for node in self._nodes.values()):
+            self._nodes.clear()  # files have been compared, loading begins: other bytes of other totals
         self._nodes[news.node_id] = news
         done = sum(node.done_bytes for node in self._nodes.values())
         total = sum(node.total_bytes for node in self._nodes.values())
-        self._progress.update(done, total, f"{bytes_text(done)} of {bytes_text(total)}; {news.node_id}: {news.what}")
+        what = "read to compare files; " if news.comparing else ""
+        self._progress.update(done, total, f"{bytes_text(done)} of {bytes_text(total)}; {what}{self._each()}")
+
+    def _each(self) -> str:
+        """Every node, or of many those that are furthest behind, in the order of their ids."""
+        behind = sorted(self._nodes.values(), key=_share)[:SHOWN]
+        words = [f"{node.node_id}: {node.what} {_share(node):.0%}" for node in sorted(behind, key=lambda n: n.node_id)]
+        more = len(self._nodes) - len(behind)
+        return ", ".join(words) + (f", {more} more" if more else "")
+
+
+def _share(news: LoadProgress) -> float:
+    return min(1.0, news.done_bytes / news.total_bytes) if news.total_bytes > 0 else 0.0
 
 
 def load(args: argparse.Namespace, context: Context) -> None:

@@ -62,7 +62,7 @@ class Hashing:
             if (now := time.monotonic()) - told >= TOLD_EVERY_S:
                 told = now
                 self._soon(asker.send, {
-                    "type": "progress", "id": request_id, "node": self._node_id, "what": f"the hash of {name}",
+                    "type": "progress", "id": request_id, "node": self._node_id, "what": name,
                     "done_bytes": done, "total_bytes": total,
                 })  # fmt: skip
 
