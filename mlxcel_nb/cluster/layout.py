@@ -67,8 +67,8 @@ class Layout:
     def edges(self) -> list[tuple[int, int]]:
         """Pairs of members that need a link, the dialling one first (the lower).
 
-        Tensor ranks of a stage exchange partial sums; a stage hands its output to the same rank of the next;
-        the leader sends step plans to everybody.
+        Tensor ranks of a stage exchange partial sums; a stage hands its output to the same rank of the next, the last
+        to the first where layers run several times over; the leader sends step plans to everybody.
         """
         pairs: set[tuple[int, int]] = {(0, m) for m in range(1, self.size)}
         for stage in range(self.pp):
@@ -76,6 +76,8 @@ class Layout:
             pairs.update((a, b) for a in ranks for b in ranks if a < b)
             if stage + 1 < self.pp:
                 pairs.update((m, m + self.tp) for m in ranks)
+            if stage > 1:
+                pairs.update((self.rank_of(m), m) for m in ranks if stage + 1 == self.pp)
         return sorted(pairs)
 
     def to_dict(self) -> dict[str, Any]:

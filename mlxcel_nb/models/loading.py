@@ -159,8 +159,7 @@ def _blocks(model: Any, skeleton: stages.Skeleton | None, part: Part) -> list[Bl
     blocks = [Block("the embedding", None, tuple(embedding))] if embedding else []
     taken = set(embedding)
     for layer in range(*part.layers):
-        prefix = skeleton.layer_path(layer) + "."
-        own = tuple(name for name in names if name.startswith(prefix))
+        own = tuple(name for name in names if name.startswith(skeleton.prefixes_of(layer)))
         taken.update(own)
         blocks.append(Block(f"layer {layer}", layer, own))
     rest = tuple(name for name in names if name not in taken)

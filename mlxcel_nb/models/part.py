@@ -46,6 +46,11 @@ class LoadedPart:
         return sum(array.nbytes for _, array in named_arrays(self.model))
 
     @property
+    def laps(self) -> int:
+        """How often a step goes through all stages, the last handing back to the first: 1 in nearly all models."""
+        return self.switches.family.laps if self.switches.family is not None and self.part.n_stages > 1 else 1
+
+    @property
     def takes(self) -> tuple[str, ...]:
         """Names of the arrays that come from the stage before, in the order they travel."""
         return self._crossing(self.part.layers[0])
@@ -56,7 +61,8 @@ class LoadedPart:
         return self._crossing(self.part.layers[1])
 
     def _crossing(self, boundary: int) -> tuple[str, ...]:
-        if self.switches.family is None or not 0 < boundary < self.part.n_layers:
+        within = 0 < boundary < self.part.n_layers
+        if self.switches.family is None or not (within or self.laps > 1):
             return ()
         return self.switches.family.crossing(boundary)
 
@@ -79,20 +85,23 @@ class LoadedPart:
         on_layer: Callable[[int, mx.array], None] | None = None,
         *,
         all_logits: bool = False,
+        lap: int = 0,
     ) -> Any:
         """Run the part over one chunk of B sequences.
 
         Args:
-            x: token ids (B, L) on the first stage; on later ones, what the stage before gave.
+            x: token ids (B, L) on the first stage in the first lap; else, what the stage before gave, and to the first
+                stage the last.
             cache: from `make_cache`; moved on by L.
             on_layer: called with a layer's index and its output, (B, L, D) in most models, once that has been
                 evaluated; what it raises leaves the chunk half done, and the cache is then to be thrown away.
                 None builds one lazy graph.
             all_logits: the part that samples gives the logits of every position, not of the last alone.
+            lap: which of its `laps` the step is in.
 
         Returns:
-            Logits (B, 1, V), or (B, L, V) with `all_logits`, from the part that samples (rank 0 of the last stage);
-            from all others a `Handover`, for the same rank of the next stage. Not evaluated.
+            Logits (B, 1, V), or (B, L, V) with `all_logits`, from the part that samples (rank 0 of the last stage) in
+            the last lap; else a `Handover`, for the same rank of the next stage. Not evaluated.
         """
         if isinstance(x, mx.array):
             ids, received = x, Handover()
@@ -101,8 +110,10 @@ class LoadedPart:
             received = self.switches.family.accept(x, self.dtype)
             ids = mx.zeros(self.size_of(received), mx.int32)
         length = ids.shape[1]
-        before = caches.positions(cache)
-        self.switches.begin(received, on_layer, all_logits=all_logits)
+        family = self.switches.family
+        moved = cache if family is None else family.caches_of(lap, cache)
+        before = caches.positions(moved)
+        self.switches.begin(received, on_layer, all_logits=all_logits, lap=lap)
         try:
             out = self.model(ids, cache=cache)
             if not self.part.samples:  # layers that run more than once; the head at their end is a stand-in
@@ -111,7 +122,7 @@ class LoadedPart:
             out = self.switches.sent
         finally:
             self.switches.end()
-        caches.advance_others(cache, before, length)
+        caches.advance_others(moved, before, length)
         if isinstance(out, dict):
             return out
         logits = out[0] if isinstance(out, tuple) else out

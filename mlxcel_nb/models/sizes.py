@@ -124,6 +124,7 @@ def gather(
         ranks=found,
         refused=refused,
         unstaged=unstaged,
+        laps=built.skeleton.family.laps if built.skeleton else 1,
         quantised=_packed(config) if target is None else "",
         notes=tuple(dict.fromkeys(filter(None, [look.note, *source.notes]))),
     )
@@ -176,16 +177,16 @@ def _held(source: _Source, skeleton: Any, ranks: int) -> tuple[dict[tuple[str, b
         for first in (True, False) if ranks > 1 else (True,):
             one = part if first else Part(part.layers, n, part.stage, part.n_stages, 1, 2)
             model, own, _ = source.build()
-            paths = _paths(own)
+            paths = tuple(prefix for each in _prefixes(own) for prefix in each)
             if own is not None:
                 stages.prune(own, one)
             held[kind, first] = {name for name, _ in named_arrays(model) if not name.startswith(paths)}
     return held, unstaged
 
 
-def _paths(skeleton: Any) -> tuple[str, ...]:
+def _prefixes(skeleton: Any) -> list[tuple[str, ...]]:
     """What the names of each layer's weights begin with."""
-    return tuple(skeleton.layer_path(i) + "." for i in range(len(skeleton.layers))) if skeleton else ()
+    return [skeleton.prefixes_of(index) for index in range(len(skeleton.layers))] if skeleton else []
 
 
 def _rank(
@@ -213,8 +214,9 @@ def _rank(
         look.place(shapes, activations)
         sharding.join(model, tensor_plan, look.all_reduce)
         look.run(_by_config(source.config, part.tp_size, activations.size))
-    names = [[name for name in shapes if name.startswith(path)] for path in _paths(skeleton)] or [list(shapes)]
-    layers = [_layer(weights, own, shapes, look, index, activations) for index, own in enumerate(names)]
+    names = [[name for name in shapes if name.startswith(each)] for each in _prefixes(skeleton)] or [list(shapes)]
+    laps = skeleton.family.laps if skeleton else 1
+    layers = [_layer(weights, own, shapes, look, index, activations, laps) for index, own in enumerate(names)]
     layers += [LayerFacts(0, 0, 0)] * (source.n_layers - len(layers))
     first = part.tp_rank == 0
 
@@ -231,8 +233,15 @@ def _rank(
 
 
 def _layer(
-    weights: Weights, names: list[str], shapes: Mapping[str, tuple[int, ...]], look: Look, index: int, dtype: mx.Dtype
+    weights: Weights,
+    names: list[str],
+    shapes: Mapping[str, tuple[int, ...]],
+    look: Look,
+    index: int,
+    dtype: mx.Dtype,
+    laps: int,
 ) -> LayerFacts:
+    """One layer of a share; of a model that runs it several times over, what a token takes of it each time."""
     active = products = inner = 0.0
     for name in names:
         path, shape = name.rpartition(".")[0], shapes[name]
@@ -243,8 +252,8 @@ def _layer(
             inner += math.prod(shape[:-1]) * chosen * dtype.size
     return LayerFacts(
         weights=sum(weights.size(name) for name in names),
-        active=round(active),
-        products=round(products),
+        active=round(laps * active),
+        products=round(laps * products),
         inner=round(inner),
         cache=tuple(look.caches.get(index, ())),
         sums=tuple(look.sums.get(index, ())),

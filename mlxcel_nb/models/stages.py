@@ -16,7 +16,7 @@ from mlx import nn
 from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.models.staging import skeleton as skeletons
 from mlxcel_nb.models.staging.family import Call, Family, StageDone, Switches
-from mlxcel_nb.models.staging.skeleton import Skeleton, Use, mixed, named_arrays
+from mlxcel_nb.models.staging.skeleton import Place, Skeleton, Use, mixed, named_arrays
 from mlxcel_nb.models.staging.table import family_of
 from mlxcel_nb.plan.part import Part
 
@@ -43,7 +43,7 @@ def check_stages(skeleton: Skeleton | None, architecture: str, part: Part) -> li
 
     entry = catalogue.entry(architecture)
     known = entry is not None or architecture in catalogue.architectures()
-    if not known or skeleton is None or skeleton.rounds != 1:
+    if not known or skeleton is None or skeleton.rounds != skeleton.family.laps:
         why = "runs its layers more than once" if skeleton is not None and skeleton.rounds > 1 else (
             "does not run its layers one after the other" if known else "is Python code of its own"
         )  # fmt: skip
@@ -67,13 +67,18 @@ def prune(skeleton: Skeleton, part: Part) -> None:
     for index, place in enumerate(skeleton.places):
         if not part.holds(index):
             place.put(absent(place.module, Foreign))
+    owners = {path: index for index in range(part.n_layers) for path in skeleton.paths_of(index)}
     for place in skeleton.others:
-        if not _needed(skeleton.uses[place.path], part):
+        owner = owners.get(place.path)
+        if not (_needed(skeleton, place, part) if owner is None else part.holds(owner)):
             place.put(absent(place.module, Absent))
 
 
-def _needed(use: Use, part: Part) -> bool:
+def _needed(skeleton: Skeleton, place: Place, part: Part) -> bool:
     """What no look has seen in use is kept, since it might be."""
+    use = skeleton.uses[place.path]
+    if use & Use.BETWEEN and skeleton.family.laps > 1:  # between two laps: all ranks of the last stage hand on
+        return part.is_last
     if use is Use.NEVER or use & Use.BETWEEN:
         return True
     return bool((use & Use.BEFORE and part.is_first) or (use & Use.AFTER and part.samples))
@@ -141,7 +146,7 @@ class Held:
             hidden = family.hidden(out)
             mx.eval(hidden)
             switches.on_layer(index, hidden)
-        if index != family.end - 1:
+        if not family.leaves_after(index):
             return out
         switches.passes += 1
         if switches.passes < rounds:  # all layers on one stage, and once more through them

@@ -244,7 +244,11 @@ def _hop_s(placement: Placement, links: Links, stage: int, count: float) -> floa
 
 
 def _handed_on(facts: ModelFacts, placement: Placement, links: Links, tokens: int) -> float:
-    return sum(_hop_s(placement, links, stage, tokens * facts.width) for stage in range(placement.layout.pp))
+    """From stage to stage; from the last to the first as well where the layers run several times over."""
+    once = sum(_hop_s(placement, links, stage, tokens * facts.width) for stage in range(placement.layout.pp))
+    first, last = placement.nodes[0], placement.nodes[placement.layout.sampler]
+    back = 0.0 if placement.layout.pp == 1 else sent_s(links.between(last, first), tokens * facts.width)
+    return facts.laps * once + (facts.laps - 1) * back
 
 
 def _returned(placement: Placement, links: Links) -> float:

@@ -112,6 +112,7 @@ class ModelFacts:
         ranks: by tensor parallel size, what each rank holds.
         refused: tensor parallel sizes that cannot be, and why.
         unstaged: why it cannot be cut in stages; "" where it can.
+        laps: how often a token goes through all layers.
         quantised: what weights are packed in, for people; "" for plain numbers.
         notes: what a user should know about how these were found.
     """
@@ -128,6 +129,7 @@ class ModelFacts:
     ranks: Mapping[int, tuple[RankFacts, ...]]
     refused: Mapping[int, ConfigError]
     unstaged: str = ""
+    laps: int = 1
     quantised: str = ""
     notes: tuple[str, ...] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -74,9 +75,11 @@ class Execution:
     def run(self, step: Step) -> Sampled | None:
         """Run one chunk; the token when this member samples and the step asks for one."""
         self._fabric.begin_step(step.epoch, step.step)
-        y = self._collectives.run(lambda: self._forward(step))
+        for lap in range(self._part.laps):
+            y = self._collectives.run(partial(self._forward, step, lap))
+            if not self._last or lap + 1 < self._part.laps:
+                self._fabric.send_hidden([y[name] for name in self._part.gives])
         if not self._last:
-            self._fabric.send_hidden([y[name] for name in self._part.gives])
             return None
         if self._sampler is None or not step.sample:
             mx.eval(y)
@@ -85,10 +88,10 @@ class Execution:
             self._recording.on_logits(y.reshape(-1))
         return self._sampler.sample(y.reshape(-1))
 
-    def _forward(self, step: Step) -> Any:
+    def _forward(self, step: Step, lap: int) -> Any:
         self._check()
         x: mx.array | Handover
-        if self._first:
+        if self._first and lap == 0:
             x = mx.array([step.tokens], dtype=mx.int32)
         else:
             x = self._fabric.recv_hidden(self._part.takes)
@@ -96,4 +99,4 @@ class Execution:
                 raise WireError(f"activations of shape {x['hidden'].shape} where a step of {step.count} tokens was due")
         layer_by_layer = (step.prefill or self._recording is not None) and self._collectives.breakable
         on_layer = self._after_layer if layer_by_layer else None
-        return self._part.forward(x, self._cache, on_layer=on_layer)
+        return self._part.forward(x, self._cache, on_layer=on_layer, lap=lap)

@@ -76,8 +76,9 @@ class Fabric:
         peers = {layout.rank_of(m): link for m, link in links.items() if layout.stage_of(m) == stage}
         self.ranks = peers
         self._group = Group(rank, peers, interrupt) if layout.tp > 1 else None
-        self._previous = links[me - layout.tp] if stage > 0 else None
-        self._next = links[me + layout.tp] if stage + 1 < layout.pp else None
+        # Of a model that runs its layers several times over, the last stage hands back to the first.
+        self._previous = links.get(layout.member((stage - 1) % layout.pp, rank))
+        self._next = links.get(layout.member((stage + 1) % layout.pp, rank))
         self.leader = links.get(0)
         self.followers = links if me == 0 else {}
         self._sampler = links.get(layout.sampler)
@@ -129,7 +130,10 @@ class Fabric:
             yield rank, bytes(recv_from(link, tag, deadline=self._deadline(), interrupt=interrupt)[2])
 
     def send_hidden(self, arrays: Sequence[mx.array]) -> None:
-        """Hand `arrays` to the same rank of the next stage, which knows their names by their order."""
+        """Hand `arrays` to the same rank of the next stage, which knows their names by their order.
+
+        What goes from one stage to the next in one step goes in order, so laps need no names of their own.
+        """
         assert self._next is not None
         for which, x in enumerate(arrays):
             buffer = memoryview(as_buffer(x)).cast("B") if x.size else memoryview(b"")

@@ -57,6 +57,7 @@ def test_every_needed_pair_has_one_link_and_the_lower_member_dials() -> None:
     mesh = make_layout(4, tp=2, pp=2)
     assert mesh.edges() == [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]
     assert mesh.sampler == 2
+    assert (1, 5) in make_layout(4, tp=2, pp=3).edges()  # the last stage may hand back to the first
 
 
 def test_a_layout_survives_the_wire() -> None:

@@ -132,8 +132,9 @@ def _run_rank(
 
     def through(ids: Any, *, all_logits: bool) -> Any:
         x: Any = mx.array(ids)
-        for part, cache in zip(parts, caches, strict=True):
-            x = part.forward(x, cache, all_logits=all_logits)
+        for lap in range(parts[0].laps):
+            for part, cache in zip(parts, caches, strict=True):
+                x = part.forward(x, cache, all_logits=all_logits, lap=lap)
         if isinstance(x, dict):  # another rank samples, but this one takes part in all that leads to it
             mx.eval(x)
             return reduce.share(rank, None)

@@ -31,6 +31,7 @@ class Switches:
         received: from the stage before; empty on the first.
         sent: for the next stage.
         passes: how often the layers have been run through.
+        lap: which time it is that this step comes to the stage, from 0.
         family: set once, when the stage is put together.
     """
 
@@ -39,10 +40,13 @@ class Switches:
     received: Handover = field(default_factory=dict)
     sent: Handover = field(default_factory=dict)
     passes: int = 0
+    lap: int = 0
     family: Family | None = None
 
-    def begin(self, received: Handover, on_layer: Callable[[int, mx.array], None] | None, *, all_logits: bool) -> None:
-        self.received, self.sent, self.passes = received, {}, 0
+    def begin(
+        self, received: Handover, on_layer: Callable[[int, mx.array], None] | None, *, all_logits: bool, lap: int = 0
+    ) -> None:
+        self.received, self.sent, self.passes, self.lap = received, {}, 0, lap
         self.on_layer, self.all_logits = on_layer, all_logits
 
     def end(self) -> None:
@@ -85,14 +89,32 @@ class Family:
 
     Attributes:
         precise: arrays that are float32 in a model of any type.
+        laps: how often a step goes through all stages.
     """
 
     precise: frozenset[str] = frozenset()
+    laps: int = 1
 
     def __init__(self, inner: Any, layers: tuple[int, int], n_layers: int) -> None:
         self.inner = inner
         self.start, self.end = layers
         self.n_layers = n_layers
+
+    def entrance(self, layer: Any) -> Any:
+        """The part of a layer that a model's code calls first: the layer itself, unless the code calls its parts."""
+        return layer
+
+    def beside(self, path: str) -> tuple[str, ...]:
+        """Paths of what only the layer at `path` uses, and is not in it."""
+        return ()
+
+    def caches_of(self, lap: int, cache: list[Any]) -> list[Any]:
+        """Those of the whole model's caches that a lap moves on."""
+        return cache
+
+    def leaves_after(self, index: int) -> bool:
+        """Whether the model's code is left after a layer, if there are further stages."""
+        return index == self.end - 1
 
     def crossing(self, boundary: int) -> tuple[str, ...]:
         """Names of the arrays that the layers before `boundary` send those from it on, in the order they travel."""

@@ -71,6 +71,15 @@ class Skeleton:
     def layer_path(self, index: int) -> str:
         return self.places[index].path
 
+    def paths_of(self, index: int) -> tuple[str, ...]:
+        """A layer's own path, and those of what stands beside it for it alone."""
+        path = self.layer_path(index)
+        return (path, *self.family.beside(path))
+
+    def prefixes_of(self, index: int) -> tuple[str, ...]:
+        """What the names of a layer's weights begin with."""
+        return tuple(f"{path}." for path in self.paths_of(index))
+
     @property
     def embedding_path(self) -> str:
         """The token embedding; "" for a model with none of the usual kind."""
@@ -238,7 +247,7 @@ def _observe(skeleton: Skeleton) -> tuple[dict[str, Use], int]:
         for place in skeleton.others:
             watch(place.module, _Observed, (observer, place.path))
         for index, place in enumerate(skeleton.places):
-            watch(place.module, _Omitted, (observer, skeleton.family, index))
+            watch(skeleton.family.entrance(place.module), _Omitted, (observer, skeleton.family, index))
         skeleton.model(mx.zeros((1, 2), mx.int32), cache=cache)
     except Exception:  # noqa: BLE001 - whatever a model of others' making does without its layers: not known, then
         return observer.uses, 0

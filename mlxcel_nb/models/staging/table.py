@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxcel_nb.models.staging import several, shared_kv
+from mlxcel_nb.models.staging import looped, several, shared_kv
 from mlxcel_nb.models.staging.family import Family
 
 FAMILIES: dict[str, type[Family]] = {
@@ -11,8 +11,10 @@ FAMILIES: dict[str, type[Family]] = {
     "gemma3n": shared_kv.PerLayerInputs,
     "gemma4_text": shared_kv.CarriedCaches,
     "hunyuan": several.Borrowed,
+    "iquestloopcoder": looped.TwoLoops,
     "kimi_k3": several.ResidualBlocks,
     "muse_spark": several.NextNorm,
+    "nanbeige": looped.Loops,
     "rwkv7": several.FirstValues,
     "talkie": several.SeenEmbedding,
 }

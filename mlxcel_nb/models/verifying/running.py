@@ -234,9 +234,10 @@ class _Rank:
 
     def _step(self, ids: np.ndarray, caches: list[list[Any]], recorders: list[Recorder] | None) -> np.ndarray:
         x: Any = mx.array(ids.astype(np.int32))
-        for index, (part, cache) in enumerate(zip(self._parts, caches, strict=True)):
-            on_layer = recorders[index].on_layer if recorders else None
-            x = part.forward(x, cache, on_layer, all_logits=True)
+        for lap in range(self._parts[0].laps):
+            for index, (part, cache) in enumerate(zip(self._parts, caches, strict=True)):
+                on_layer = recorders[index].on_layer if recorders else None
+                x = part.forward(x, cache, on_layer, all_logits=True, lap=lap)
         if isinstance(x, dict):  # another rank has the logits, but this one takes part in all that leads to them
             mx.eval(x)
         logits: np.ndarray = self._meeting.told(self.rank, None if isinstance(x, dict) else as_floats(x))

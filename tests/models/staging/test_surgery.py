@@ -41,6 +41,8 @@ def test_the_skeleton_of_a_tied_and_of_an_untied_model() -> None:
                      "embed_tokens_per_layer": Use.BEFORE}),
         ("plamo2", {"embed_tokens": Use.BEFORE, "norm": Use.AFTER}),
         ("nanochat", {"wte": Use.BEFORE, "lm_head": Use.AFTER}),
+        ("nanbeige", {"embed_tokens": Use.BEFORE, ".norm": Use.BETWEEN | Use.AFTER, "lm_head": Use.AFTER}),
+        ("iquestloopcoder", {"embed_tokens": Use.BEFORE, "gate_projections.1": Use.BETWEEN, "lm_head": Use.AFTER}),
     ],
 )  # fmt: skip
 def test_what_stands_outside_the_layers_is_told_apart_by_when_it_is_used(name: str, uses: dict[str, Use]) -> None:
