@@ -1,8 +1,9 @@
 """Members that talk for minutes while others come, go, are stopped and killed: what is claimed of long runs.
 
 Two members stay; two guests are ended, killed and started again all the time. All change keys every few frames, read
-slowly now and then, and are joined by links of several shapes. Every message, stream item and tensor is numbered and
-its content follows from its number (`benchmarks.sides.soaking`). In the end each claim holds or the run has failed.
+slowly now and then, and are joined by links of several shapes; where a link is as it is, tensors go through shared
+memory as well. Every message, stream item and tensor is numbered and its content follows from its number
+(`benchmarks.sides.soaking`). In the end each claim holds or the run has failed.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import argparse
 import json
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.flood import Talker
 from mlxcel_nb.cluster.secret import random_secret
+from mlxcel_nb.cluster.shape import parse_links
 
 MINUTES = 10.0
 REKEY_EVERY = 7
@@ -26,8 +29,11 @@ STOPPED_S = 1.0
 
 STAYING = ("stays-0", "stays-1")
 GUESTS = ("guest-0", "guest-1")
+MEMBERS = (*STAYING, *GUESTS)
 LINKS = ("0-2:1ms,400Mbit", "1-2:3ms,100Mbit,0.1%", "1-3:500us")
-"""By number in STAYING + GUESTS; the link of those who stay is as it is."""
+"""By number in MEMBERS; the link of those who stay is as it is."""
+
+SHARED_MEMORY = sys.platform.startswith("linux")
 
 WARM_UP = 0.25
 """Share of the run whose memory is not looked at: buffers grow to the size of what they have to hold."""
@@ -37,6 +43,8 @@ GROWTH_BYTES = 8 << 20
 
 SETTLE_S = 30.0
 
+_WORDS = {"in_memory": "tensors in shared memory", "fds": "descriptors", "rings": "mapped rings"}
+
 
 class Soaking(Talker):
     """One member."""
@@ -44,10 +52,8 @@ class Soaking(Talker):
     def __init__(self, name: str, secret: str) -> None:
         super().__init__("benchmarks.sides.soaking")
         self.name = name
-        members = (*STAYING, *GUESTS)
-        self.address: str = self.tell(name=name, secret=secret, rekey_every=REKEY_EVERY, links=LINKS, members=members)[
-            "address"
-        ]
+        told = self.tell(name=name, secret=secret, rekey_every=REKEY_EVERY, links=LINKS, members=MEMBERS)
+        self.address: str = told["address"]
 
     def tell(self, **order: Any) -> dict[str, Any]:
         return self.ask(json.dumps(order))
@@ -56,7 +62,9 @@ class Soaking(Talker):
         return self.tell(do="facts")
 
     def join(self, other: Soaking, *, renew: bool = False) -> None:
-        self.tell(do="join", address=other.address, renew=renew)
+        shaped = parse_links(LINKS, MEMBERS).between(self.name, other.name)
+        kinds = ("hot", "memory", "control") if SHARED_MEMORY and not shaped else ("hot", "control")
+        self.tell(do="join", address=other.address, kinds=kinds, renew=renew)
 
 
 class Soak:
@@ -104,7 +112,13 @@ class Soak:
             self._staying.append(Soaking(name, self._secret))
         self._staying[1].join(self._staying[0])
         self._memory = [[] for _ in STAYING]
-        _until(lambda: all(len(m.facts()["talks"]) == 1 for m in self._staying), "the two that stay to meet")
+
+        def met() -> bool:
+            every = [member.facts() for member in self._staying]
+            hot = [list(facts["heats"].values()) for facts in every]
+            return all(len(f["talks"]) == 1 for f in every) and all(len(h) == 1 + SHARED_MEMORY and all(h) for h in hot)
+
+        _until(met, "the two that stay to meet")
 
     def _welcome(self, name: str) -> None:
         guest = self._guests[name] = Soaking(name, self._secret)
@@ -171,10 +185,11 @@ class Soak:
         self._claim("all that those who stay sent each other has arrived", arrived, f"{sum(sent.values()):,} one way")
         for number, member in enumerate(self._staying):
             self._claim_flat(member, self._memory[number])
-            for what in ("fds", "threads"):
+            for what in ("fds", "threads", "rings"):
                 self._claim_back(member, what, base[number][what])
-        for what in ("rekeys", "messages", "streams", "tensors", "pings"):
-            self._claim(f"there were {what}", self._totals[what] > 0, f"{self._totals[what]:,}")
+        through = ("rekeys", "messages", "streams", "tensors", "in_memory", "pings")
+        for what in through if SHARED_MEMORY else set(through) - {"in_memory"}:
+            self._claim(f"there were {_WORDS.get(what, what)}", self._totals[what] > 0, f"{self._totals[what]:,}")
 
     def _claim_flat(self, member: Soaking, memory: Sequence[tuple[float, float]]) -> None:
         growth = fitted_growth(memory, WARM_UP)
@@ -183,7 +198,9 @@ class Soak:
 
     def _claim_back(self, member: Soaking, what: str, base: int) -> None:
         back = _until(lambda: bool(member.facts()[what] <= base), what, fails=False)
-        self._claim(f"{what} of {member.name} are back to base", back, f"{base}, then {member.facts()[what]}")
+        self._claim(
+            f"{_WORDS.get(what, what)} of {member.name} are back to base", back, f"{base}, then {member.facts()[what]}"
+        )
 
     def _claim(self, text: str, holds: bool, figure: Any) -> None:
         self.claims.append({"claim": text, "holds": "yes" if holds else "NO", "figure": str(figure) or "none"})

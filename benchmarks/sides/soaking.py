@@ -2,8 +2,9 @@
 
 Standard input has one JSON object a line: first who this is (`name`, `secret`, `rekey_every`, `links`), then orders.
 With every other member it has a control link, on which numbered messages, streams and pings go both ways all the time,
-and a hot link, on which a thread exchanges tensors in rounds. What is in each follows from its number, so the
-receiver knows what is due: anything lost, repeated, swapped or changed is an error that is told at the next `facts`.
+and a hot link, on which a thread exchanges tensors in rounds; where it is told so, a second one in shared memory, moved
+there as the loading of a model does. What is in each follows from its number, so the receiver knows what is due:
+anything lost, repeated, swapped or changed is an error that is told at the next `facts`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.sides.guarded import CLUSTER, own_facts, raise_limit, say
@@ -25,11 +29,13 @@ from mlxcel_nb.cluster.secret import Secret
 from mlxcel_nb.cluster.shape import parse_links
 from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.further.agree import agree
 from mlxcel_nb.net.hot.hot_link import HotLink
 from mlxcel_nb.net.hot.tag import Tag
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.links.listener import Listener
+from mlxcel_nb.net.shared_memory.offer import SharedMemoryOffer
 from mlxcel_nb.wire.frames import Sealer
 from mlxcel_nb.wire.handshake import Identity
 
@@ -59,7 +65,7 @@ class Counts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.totals = dict.fromkeys(
-            ("messages", "streams", "pings", "tensors", "bytes", "frames", "rekeys", "links"), 0
+            ("messages", "streams", "pings", "tensors", "in_memory", "bytes", "frames", "rekeys", "links"), 0
         )
         self.errors: list[str] = []
         self.ends: list[str] = []
@@ -147,12 +153,17 @@ class Talk:
 
 
 class Heat(threading.Thread):
-    """One hot link: rounds of tensors, led by the side that dialled."""
+    """One hot link: rounds of tensors, led by the side that dialled.
 
-    def __init__(self, member: Member, link: Link) -> None:
-        super().__init__(name=f"hot-{link.peer.node_id}", daemon=True)
+    Args:
+        kind: "hot", over TCP, or "memory".
+    """
+
+    def __init__(self, member: Member, link: Link, kind: str) -> None:
+        super().__init__(name=f"{kind}-{link.peer.node_id}", daemon=True)
         self._member = member
         self.peer = link.peer.node_id
+        self._moves = kind == "memory"
         self._leads = link.dialled
         self._link = HotLink(link)
         self.rounds = 0
@@ -161,17 +172,26 @@ class Heat(threading.Thread):
 
     def run(self) -> None:
         try:
-            while self._agree():
+            if self._moves:
+                self._move()
+            while self._go_on():
                 self.rounds += 1
                 for sends in (self._leads, not self._leads):
                     (self._send if sends else self._receive)()
                 time.sleep(ROUND_S)  # the pace of the soak
             self._link.close("leaves")
         except MlxcelError as error:
-            self._member.counts.ends.append(f"{self.peer}: hot: {error}")
+            self._member.counts.ends.append(f"{self.peer}: {self.name}: {error}")
             self._link.close()
 
-    def _agree(self) -> bool:
+    def _move(self) -> None:
+        link = self._link.link
+        if reason := agree(self._link, partial(SharedMemoryOffer, link)):
+            self._member.counts.error(f"no shared memory with {self.peer}: {reason}")
+        else:
+            self._member.rekey_often(self._link._sealer)
+
+    def _go_on(self) -> bool:
         """Whether there is another round: the leader says so."""
         if self._leads:
             self._link.send_control({"on": not self.stopping, "round": self.rounds})
@@ -203,7 +223,7 @@ class Heat(threading.Thread):
             data = content("tensor", number)
             if got.data != data:
                 self._member.counts.error(f"tensor {number} of {self.peer} is not what was sent")
-            self._member.counts.add(tensors=1, bytes=len(data))
+            self._member.counts.add(tensors=1, in_memory=int(self._moves), bytes=len(data))
 
 
 class Member:
@@ -235,18 +255,23 @@ class Member:
     def _take(self, link: Link, kind: str = "") -> None:
         """Drive `link`, as its dialling end said what for; that end itself says `kind`."""
         self.counts.add(links=1)
-        if (kind or link.peer.hello.get("link")) == "hot":
-            self._heats = {heat for heat in self._heats if heat.is_alive()} | {Heat(self, link)}
-        else:
+        kind = kind or link.peer.hello["link"]
+        if kind == "control":
             self._talks.add(Talk(self, link))
+        else:
+            self._heats = {heat for heat in self._heats if heat.is_alive()} | {Heat(self, link, kind)}
+
+    def rekey_often(self, sealer: Any) -> None:
+        """As the links' own sealers do, which are told so when they are made."""
+        sealer._rekey_every = self._rekey_every
 
     def ended(self, talk: Talk, how: str) -> None:
         self._talks.discard(talk)
         self.counts.ends.append(how)
 
-    async def join(self, address: str, *, hot: bool = True, renew: bool = False) -> None:
-        """Open both links to the member at `address`; with `renew` the control link is replaced again and again."""
-        for kind in ("hot", "control") if hot else ("control",):
+    async def join(self, address: str, kinds: Sequence[str], *, renew: bool = False) -> None:
+        """Open a link of each kind to the member at `address`; `renew` replaces the control link again and again."""
+        for kind in kinds:
             hello = {"link": kind}
             link = await dial(
                 self._me,
@@ -267,7 +292,7 @@ class Member:
         for talk in [talk for talk in self._talks if talk.control.peer.where == address]:
             self._talks.discard(talk)
             self._keep(talk.leave())
-        self._keep(self.join(address, hot=False, renew=True))
+        self._keep(self.join(address, ["control"], renew=True))
 
     def _keep(self, coro: Any) -> None:
         """Run `coro`; what goes wrong in it is an error of the soak's."""
@@ -290,7 +315,8 @@ class Member:
             "errors": self.counts.errors,
             "ends": self.counts.ends,
             "talks": {talk.peer: {"sent": talk.sent, "got": talk.got} for talk in self._talks},
-            "heats": {heat.peer: heat.rounds for heat in self._heats if heat.is_alive()},
+            "heats": {heat.name: heat.rounds for heat in self._heats if heat.is_alive()},
+            "rings": _mapped_rings(),
         }
 
     async def end(self) -> None:
@@ -303,6 +329,11 @@ class Member:
             if heat._leads:
                 await asyncio.to_thread(heat.join, 20)
         await self._listener.close()
+
+
+def _mapped_rings() -> int:
+    maps = Path("/proc/self/maps")
+    return maps.read_text().count("/memfd:mlxcel-nb") if maps.exists() else 0
 
 
 async def main() -> None:
@@ -318,7 +349,7 @@ async def main() -> None:
     say(address=await member.listen())
     while (told := await order())["do"] != "end":
         if told["do"] == "join":
-            await member.join(told["address"], renew=told.get("renew", False))
+            await member.join(told["address"], told["kinds"], renew=told["renew"])
             say(joined=told["address"])
         elif told["do"] == "hush":
             member.hushed = True
