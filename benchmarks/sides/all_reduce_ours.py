@@ -57,7 +57,7 @@ class Steps:
             send=self.timed("send", sock.send), recv_into=self.timed("receive", sock.recv_into), fileno=sock.fileno
         )
         sealer.seal_mould = self.timed("seal", sealer.seal_mould)
-        opener.decrypt = self.timed("open", opener.decrypt)
+        opener.open_mould = self.timed("open", opener.open_mould)
         group["sum_into"] = self.timed("sum", sum_into)
         vars(exchange)["wait"] = self.timed("sleep", wait)
         Shape.lay_out = self.timed("lay out", lay_out)  # type: ignore[method-assign]
@@ -65,7 +65,7 @@ class Steps:
             yield
         finally:
             link._sock = sock
-            del sealer.seal_mould, opener.decrypt
+            del sealer.seal_mould, opener.open_mould
             group["sum_into"], vars(exchange)["wait"] = sum_into, wait
             Shape.lay_out = lay_out  # type: ignore[method-assign]
 

@@ -17,21 +17,39 @@ MAX_CHANNELS = 4096
 COUNTED = frozenset({Kind.TENSOR, Kind.KV, Kind.STREAM})
 
 
+class Window:
+    """What one channel may still carry."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = INITIAL
+
+    def spend(self) -> bool:
+        """Count one frame; False, and nothing counted, when the channel has to wait."""
+        left = self.left
+        if left:
+            self.left = left - 1
+        return left > 0
+
+
 class SendCredits:
     """The sender's side."""
 
     def __init__(self) -> None:
-        self._left: dict[int, int] = {}
+        self._windows: dict[int, Window] = {}
 
     def left(self, channel: int) -> int:
-        return self._left.get(channel, INITIAL)
+        window = self._windows.get(channel)
+        return INITIAL if window is None else window.left
+
+    def window(self, channel: int) -> Window:
+        """The window of `channel`, for whoever sends on one again and again."""
+        return self._windows.get(channel) or self._windows.setdefault(channel, Window())
 
     def spend(self, channel: int) -> bool:
         """Count one frame; False, and nothing counted, when the channel has to wait."""
-        left = self.left(channel)
-        if left:
-            self._left[channel] = left - 1
-        return left > 0
+        return self.window(channel).spend()
 
     def grant(self, channel: int, count: int) -> None:
         """The peer sent a credit frame."""
@@ -40,9 +58,9 @@ class SendCredits:
         left = self.left(channel) + count
         if left > MAX_GRANTED:
             raise WireError(f"credit of {left} frames on channel {channel}")
-        if channel not in self._left and len(self._left) >= MAX_CHANNELS:
+        if channel not in self._windows and len(self._windows) >= MAX_CHANNELS:
             raise WireError(f"credit on more than {MAX_CHANNELS} channels")
-        self._left[channel] = left
+        self.window(channel).left = left
 
 
 class ReceiveCredits:
@@ -67,15 +85,6 @@ class ReceiveCredits:
         if not left:
             raise WireError(f"a frame beyond the credit of channel {channel}")
         self._left[channel] = left - 1
-
-    def passed(self, channel: int) -> int:
-        """A counted frame arrived and the reader took it at once; how many to grant now, as `taken` says."""
-        left, taken = self._left.get(channel, 0), self._taken.get(channel, 0) + 1
-        if left and taken < self._half:
-            self._left[channel], self._taken[channel] = left - 1, taken
-            return 0
-        self.received(channel)
-        return self.taken(channel)
 
     def taken(self, channel: int) -> int:
         """The reader took one frame; how many to grant now, which is 0 until half a window has gathered."""

@@ -110,7 +110,17 @@ class _Direction:
         self._iv = int.from_bytes(keys.iv, "big")
         self._frames = 0
         self._ciphertext = 0
+        # What `make_ready` found. It holds for the frame of that number alone, so a nonce is never used twice.
+        self._nonce, self._nonce_of = b"", -1
         self.rekeys += 1
+
+    def make_ready(self) -> None:
+        """See to what the next frame in a mould needs, while nobody waits for it yet."""
+        if self._frames < MAX_FRAMES - 1 and self._ciphertext < MAX_CIPHERTEXT - 2 * MAX_LENGTH:
+            self._nonce, self._nonce_of = self._next_nonce(), self._frames
+
+    def _next_nonce(self) -> bytes:
+        return (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} suite {self._suite}, frame {self._frames} after {self.rekeys} rekeys>"
@@ -156,13 +166,12 @@ class Sealer(_Direction):
 
     def seal_mould(self, mould: Mould) -> memoryview:
         """As `seal`, of the plaintext that lies in `mould`, as a rule into its own frame."""
-        size = len(mould.body)
-        if self._closed or self._due(size):
+        frames = self._frames
+        if self._nonce_of != frames or frames >= self._rekey_every or self._closed:
             return self._seal(len(mould.plain), [mould.plain])
-        nonce = (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
-        self._cipher.encrypt_into(nonce, mould.plain, mould.length, mould.body)
-        self._frames += 1
-        self._ciphertext += size
+        self._cipher.encrypt_into(self._nonce, mould.plain, mould.length, mould.body)
+        self._frames = frames + 1
+        self._ciphertext += mould.sealed
         return mould.frame
 
     def seal_close(self, reason: str) -> memoryview:
@@ -205,8 +214,7 @@ class Sealer(_Direction):
             at = until
         header = (size + TAG_BYTES).to_bytes(LENGTH_BYTES, "big")
         out[start:begin] = header
-        nonce = (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
-        self._cipher.encrypt_into(nonce, plain, header, out[begin:end])
+        self._cipher.encrypt_into(self._next_nonce(), plain, header, out[begin:end])
         self._frames += 1
         self._ciphertext += size + TAG_BYTES
         return end
@@ -255,14 +263,25 @@ class Opener(_Direction):
             if size > len(self._plain):
                 self._plain = memoryview(bytearray(room_for(size)))
             into = self._plain[:size]
-        nonce = (self._iv ^ self._frames).to_bytes(IV_BYTES, "big")
         try:
-            self._cipher.decrypt_into(nonce, body, header, into)
+            self._cipher.decrypt_into(self._next_nonce(), body, header, into)
         except InvalidTag:
             raise self._fail("a frame that does not authenticate") from None
         self._frames += 1
         self._ciphertext += size
         return into
+
+    def open_mould(self, mould: Mould) -> None:
+        """As `decrypt`, of the frame that lies in `mould`, into its own plaintext."""
+        if self._nonce_of != self._frames:
+            self.decrypt(mould.length, mould.body, mould.plain)
+            return
+        try:
+            self._cipher.decrypt_into(self._nonce, mould.body, mould.length, mould.plain)
+        except InvalidTag:
+            raise self._fail("a frame that does not authenticate") from None
+        self._frames += 1
+        self._ciphertext += len(mould.plain)
 
     def frame(self, plain: memoryview) -> Frame:
         """The frame of a plaintext, its kind and size checked and acted on."""

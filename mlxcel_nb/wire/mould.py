@@ -15,9 +15,15 @@ class Mould:
     Args:
         lead: bytes of the plaintext in front of the data: the frame's head and the tensor's header.
         size: bytes of data.
+
+    Attributes:
+        whole: bytes of the frame.
+        sealed: bytes of its ciphertext, tag included.
+        claimed, due: `claimed[0]` is the length that stands in `frame`, and is equal to `due` where that is as long as
+            this one; numbers in this machine's byte order, for comparing them alone.
     """
 
-    __slots__ = ("body", "data", "frame", "head", "length", "plain")
+    __slots__ = ("body", "claimed", "data", "due", "frame", "head", "length", "plain", "sealed", "whole")
 
     def __init__(self, lead: int, size: int) -> None:
         begin = -lead % ALIGNMENT
@@ -27,3 +33,6 @@ class Mould:
         self.frame = memoryview(bytearray(LENGTH_BYTES + lead + size + TAG_BYTES))
         self.frame[:LENGTH_BYTES] = self.length
         self.body = self.frame[LENGTH_BYTES:]
+        self.whole, self.sealed = len(self.frame), len(self.body)
+        self.claimed = self.frame[:LENGTH_BYTES].cast("I")
+        self.due: int = self.claimed[0]

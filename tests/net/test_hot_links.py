@@ -153,6 +153,27 @@ def test_a_sender_far_ahead_waits_for_credit_and_then_goes_on():
         thread.join(5)
 
 
+@pytest.mark.parametrize("size", [5_000, 300_000, MB])
+def test_what_came_can_be_sent_back_as_it_is_while_more_comes(size):
+    """Received, and sent on from where it lies, by an end that has no credit left until its own peer reads."""
+    with hot_pair() as (ours, theirs):
+        for step in range(1, 65):
+            theirs.send_tensor(Tag(0, step, 0), "uint8", (1,), b"x")  # all the credit there is
+
+        def send_and_hear() -> list[bytes]:
+            for step in range(1, 4):
+                ours.send_tensor(Tag(1, step, 0), "uint8", (size,), bytes([step]) * size, deadline=soon(10))
+            return [bytes(ours.recv_tensor(Tag(1, step, 0), deadline=soon(10)).data) for step in range(1, 4)]
+
+        def echo() -> None:
+            for step in range(1, 4):
+                got = theirs.recv_tensor(Tag(1, step, 0), deadline=soon(10))
+                theirs.send_tensor(Tag(1, step, 0), "uint8", (size,), got.data, deadline=soon(10))
+
+        came, _ = both(send_and_hear, echo)
+        assert came == [bytes([step]) * size for step in range(1, 4)]
+
+
 def test_messages_and_tensors_do_not_stand_in_each_others_way():
     with hot_pair() as (a, b):
         for n in range(3):

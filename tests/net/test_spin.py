@@ -32,7 +32,6 @@ def test_a_single_miss_changes_nothing() -> None:
         assert miss(spin)
         for _ in range(MISS_COSTS):
             assert polls(spin)
-            spin.caught()
 
 
 def test_polling_goes_on_once_it_pays_again() -> None:
@@ -41,7 +40,6 @@ def test_polling_goes_on_once_it_pays_again() -> None:
         pass
     while not polls(spin):
         spin.missed()
-    spin.caught()
     assert polls(spin)
 
 

@@ -125,7 +125,9 @@ def test_no_nonce_is_used_twice_whatever_fails_between(every: int | None, monkey
     out, sent, mould = b"", 0, Mould(30, 64)
     good = [(Kind.PING, b"12345678"), (Kind.CONTROL, b"\x80"), (Kind.REKEY, b""), (Kind.TENSOR, bytes(100_000))]
     bad = [(Kind.PING, b"1"), (Kind.CREDIT, b"123"), (Kind.REKEY, b"x"), (Kind.CONTROL, "no buffer"), (Kind.CLOSE, b"")]
-    for _ in range(300):
+    for _ in range(600):
+        if draw.random() < 0.5:
+            sealer.make_ready()  # which may come at any time, and be followed by anything
         if draw.random() < 0.4:
             with pytest.raises((FrameError, TypeError)):
                 kind, part = draw.choice(bad)
@@ -138,7 +140,9 @@ def test_no_nonce_is_used_twice_whatever_fails_between(every: int | None, monkey
             else:
                 out += bytes(sealer.seal(kind, 1, part))
             sent += 1
+    sealer.make_ready()
     out += bytes(sealer.seal_close("done"))
+    sealer.make_ready()
     for kind, part in good:
         with pytest.raises(FrameError):
             sealer.seal(kind, 1, part)
@@ -151,6 +155,29 @@ def test_no_nonce_is_used_twice_whatever_fails_between(every: int | None, monkey
             opener.rekey()
         opened, out = opened + 1, out[length:]
     assert opened == len(Recorder.used) >= sent
+
+
+def test_a_receiver_that_made_ready_for_a_frame_opens_whatever_comes() -> None:
+    """Frames of a mould's size and others, in any order, through rekeys; a forged one is refused the short way too."""
+    out, opener, draw, mould = Direction(1, KEYS.key, KEYS.iv), Opener(KEYS, 1), random.Random(1), Mould(13, 64)
+    for _ in range(400):
+        if draw.random() < 0.7:
+            opener.make_ready()
+        if draw.random() < 0.1:
+            assert take(opener, out.seal(codec.REKEY)).kind is Kind.REKEY
+            out.rekey()
+        elif draw.random() < 0.5:
+            payload = draw.randbytes(8 + 64)
+            mould.frame[:] = out.seal(codec.TENSOR, 1, payload)
+            opener.open_mould(mould)
+            assert opener.frame(mould.plain) == (Kind.TENSOR, 1, payload)
+        else:
+            assert take(opener, out.seal(codec.PING, 0, b"12345678")).payload == b"12345678"
+    opener.make_ready()
+    mould.frame[:] = out.seal(codec.TENSOR, 1, bytes(72))
+    mould.frame[20] ^= 1
+    with pytest.raises(FrameError, match="authenticate"):
+        opener.open_mould(mould)
 
 
 # ------------------------------------------------------------------------------------------------- old keys

@@ -178,7 +178,8 @@ class Group:
                 link.begin()
                 legs[rank] = Leg(link, link.outgoing([shape.head(tag.encoded)[HEAD_BYTES:], own]))
         else:
-            head, moulds = shape.lay_out(tag.encoded, own, self.size)
+            moulds = shape.lay_out(tag.encoded, own, self.size)
+            head = moulds.out.head.tobytes()
             for rank, link in self._peers:
                 link.begin()
                 if not link.put(moulds.out):

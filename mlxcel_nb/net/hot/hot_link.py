@@ -25,6 +25,7 @@ from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.wire import messages, tensors
 from mlxcel_nb.wire.dtypes import dtype_named
 from mlxcel_nb.wire.frames import Kind, bytes_of
+from mlxcel_nb.wire.mould import Mould
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -43,7 +44,9 @@ class HotLink(Line):
         super().__init__(link)
         self.spin = Spin(min(spin_s, MAX_SPIN_S))
         self._shapes: dict[tuple[str, tuple[int, ...]], Shape] = {}
-        self._usual: Shape | None = None  # of the last small tensor that came: the next is likely to be as it was
+        # Of the last small tensor that went, and of the last that came: the next is likely to be as it was.
+        self._usual_out: Shape | None = None
+        self._usual_in: Shape | None = None
 
     def send_control(
         self, message: dict[str, Any], *, deadline: float | None = None, interrupt: Interrupt | None = None
@@ -64,14 +67,15 @@ class HotLink(Line):
         interrupt: Interrupt | None = None,
     ) -> None:
         """Send one tensor of any size; large ones go in pieces."""
+        out = self._laid_out(tag, dtype, dims, buffer)
+        if out is not None and self._broken is None and self.put(out):
+            if self._tail is None and not self._replies:
+                return
+            rest = None
+        else:
+            rest = self.outgoing(tensors.encode(dtype, dims, tag.name, self._inbox.apart(bytes_of(buffer))))
         self.begin()
-        data, out = bytes_of(buffer), None
-        shape = self._shape(dtype, tuple(dims), len(data))
-        if shape is None or not self.put(shape.lay_out(tag.encoded, data, 1)[1].out):
-            out = self.outgoing(tensors.encode(dtype, dims, tag.name, data))
-        elif not self.wants_write:
-            return
-        self._drive(out, deadline, interrupt, f"{self.node} to take tensor {tag.name}")
+        self._drive(rest, deadline, interrupt, f"{self.node} to take tensor {tag.name}")
 
     def recv_control(
         self, *, deadline: float | None = None, interrupt: Interrupt | None = None, what: str = "a message"
@@ -132,7 +136,7 @@ class HotLink(Line):
         self.begin()
         if interrupt is not None:
             interrupt.check()
-        if self._usual is not None and (short := self._take_usual(self._usual, tag)) is not None:
+        if self._usual_in is not None and (short := self._take_usual(self._usual_in, tag)) is not None:
             return short
         name = tag.name
         waiting = Patience(deadline)
@@ -149,8 +153,16 @@ class HotLink(Line):
                 wait([self], interrupt, waiting, f"tensor {name} from {self.node}")
         if self._replies:
             self.pump_out(None)
-        self._usual = self._shape(tensor.dtype, tensor.dims, len(tensor.data))
+        self._usual_in = self._shape(tensor.dtype, tensor.dims, len(tensor.data))
         return tensor
+
+    def _laid_out(self, tag: Tag, dtype: str, dims: Sequence[int], buffer: ReadableBuffer) -> Mould | None:
+        """The tensor in a mould, ready to be sealed, if it is small enough for one."""
+        data = buffer if type(buffer) is memoryview and buffer.format == "B" else bytes_of(buffer)
+        shape = self._usual_out
+        if shape is None or shape.dims != dims or shape.dtype != dtype or shape.size != len(data):
+            shape = self._usual_out = self._shape(dtype, tuple(dims), len(data))
+        return None if shape is None else shape.lay_out(tag.encoded, data, 1).out
 
     def _shape(self, dtype: str, dims: tuple[int, ...], size: int) -> Shape | None:
         """What is at hand for a tensor of `size` bytes; None where it has to go the long way."""
@@ -161,13 +173,11 @@ class HotLink(Line):
 
     def _take_usual(self, shape: Shape, tag: Tag) -> Tensor | None:
         """The tensor of `tag`, if it has the usual shape and comes while it is polled for."""
-        head = shape.head(tag.encoded)
-        moulds = shape.moulds.get(len(head)) or shape.add_moulds(len(head), 1)
-        if not self.take(moulds.ins[0], head, self.spin):
-            return None
+        moulds = shape.moulds_for(tag.encoded, 1)
+        tensor = Tensor(tag, shape.dtype, shape.dims, moulds.views[0])
         if self._replies:
             self.pump_out(None)
-        return Tensor(tag, shape.dtype, shape.dims, moulds.views[0])
+        return tensor if self.take(moulds.ins[0], shape.head(tag.encoded), self.spin) else None
 
     def _drive(self, out: Outgoing | None, deadline: float | None, interrupt: Interrupt | None, what: str) -> None:
         waiting = Patience(deadline)
@@ -188,5 +198,4 @@ class HotLink(Line):
             if time.perf_counter() > end or (interrupt is not None and interrupt.pending):
                 self.spin.missed()
                 return False
-        self.spin.caught()
         return True

@@ -54,6 +54,8 @@ class Inbox:
         self._kept_bytes = 0
         self.empty = True
         """Whether nothing waits to be asked for."""
+        self.passed = 0
+        """Tensor frames that came and were taken at once, and which the peer has no credit for yet."""
         self._lent: Tensor | None = None
         self._into: tuple[str, memoryview] | None = None
 
@@ -86,11 +88,6 @@ class Inbox:
         expected = tag is not None and header.name == name
         return Tensor(tag if expected and tag else Tag.parse(header.name), header.dtype, header.dims, data)
 
-    def passed(self) -> None:
-        """A tensor frame came and was taken at once."""
-        if count := self._credits.passed(TENSOR_CHANNEL):
-            self._grant(TENSOR_CHANNEL, count)
-
     def find(self, tag: Tag) -> Tensor | None:
         """The kept tensor of `tag`, lent; older ones are dropped."""
         while self._kept and self._kept[0].tag <= tag:
@@ -116,8 +113,16 @@ class Inbox:
         self._lent = tensor
         return tensor
 
+    def apart(self, data: memoryview) -> memoryview:
+        """`data`, which is about to be sent while more may come in: a copy where it lies in what is lent."""
+        return data if self._lent is None or data.obj is not self._lent.data.obj else memoryview(bytes(data))
+
     def reclaim(self) -> None:
-        """What was lent is no longer looked at."""
+        """What was lent, or passed, is no longer looked at."""
+        while self.passed:
+            self.passed -= 1
+            self._credits.received(TENSOR_CHANNEL)
+            self._took(TENSOR_CHANNEL)
         if self._lent is not None:
             if self._lent.data.obj is self._landing:
                 self._landing_used = False

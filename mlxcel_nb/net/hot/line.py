@@ -27,7 +27,7 @@ from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages, tensors
 from mlxcel_nb.wire.credits import SendCredits
 from mlxcel_nb.wire.frame_reader import READ_BYTES, FrameReader
-from mlxcel_nb.wire.frames import LENGTH_BYTES, MAX_UNANSWERED_PINGS, Frame, Kind, Sealer, close_reason, credit_count
+from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, Frame, Kind, Sealer, close_reason, credit_count
 from mlxcel_nb.wire.mould import Mould
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Line:
         self._tail: memoryview | None = None  # sealed, not yet with the kernel; nothing is sealed before it is gone
         self._replies: collections.deque[tuple[Kind, int, bytes]] = collections.deque()
         self._may_send = SendCredits()
+        self._credit = self._may_send.window(TENSOR_CHANNEL)
         self._inbox = Inbox(self._grant)
         self._controls = Controls()
         self._tensor_id = 0
@@ -109,9 +110,7 @@ class Line:
         """A new call: what the last one returned is no longer valid."""
         if self._broken is not None:
             raise self._broken.with_traceback(None)
-        if not self._reader.bytes_pending:
-            self._frame_since = None
-        elif self._frame_since is not None:
+        if self._frame_since is not None:
             # While nobody waited here, the rest may have waited for us.
             now = time.monotonic()
             self._frame_since += now - self.watched_until
@@ -210,7 +209,7 @@ class Line:
         """Seal and send the tensor that lies in `mould`. False, and nothing done, where something stands before it."""
         if (self._tail is not None or self._replies) and not self.pump_out(None):
             return False
-        if not self._may_send.spend(TENSOR_CHANNEL):
+        if not self._credit.spend():
             return False
         frame = self._sealer.seal_mould(mould)
         try:
@@ -222,6 +221,7 @@ class Line:
         self.moves += 1
         if sent < len(frame):
             self._tail = memoryview(bytes(frame[sent:]))  # the mould is wanted for the next peer
+        self._sealer.make_ready()
         return True
 
     def take(self, mould: Mould, head: bytes, spin: Spin) -> bool:
@@ -232,12 +232,34 @@ class Line:
         Args:
             spin: how long to poll for it; learns what came of it.
         """
-        reader, frame, whole, got = self._reader, mould.frame, len(mould.frame), 0
+        reader = self._reader
         if reader.bytes_pending or self._controls.kept or not self._inbox.empty:
             return False
-        until = 0.0
-        recv_into = self._sock.recv_into
-        while got < whole:
+        opener = reader.opener
+        opener.make_ready()
+        got = self._receive(mould.frame, mould.whole, spin)
+        if got < mould.whole or mould.claimed[0] != mould.due:
+            reader.feed(mould.frame[:got])
+            return False
+        # From here on every microsecond counts: the peer, and what is computed next, wait for what has come.
+        try:
+            opener.open_mould(mould)
+            reader.total += got
+            self.moves += 1
+            if mould.head.tobytes() == head:
+                self._inbox.passed += 1
+                return True
+            other = opener.frame(mould.plain)
+        except WireError as error:
+            self._refuse(error)
+        if other.kind is not Kind.REKEY and (tensor := self._dispatch(other)) is not None:
+            self._inbox.keep(tensor)
+        return False
+
+    def _receive(self, frame: memoryview, whole: int, spin: Spin) -> int:
+        """Poll for the `whole` bytes of `frame`; how many came."""
+        recv_into, until, got = self._sock.recv_into, 0.0, 0
+        while True:
             try:
                 count = recv_into(frame[got:] if got else frame)
             except BlockingIOError:
@@ -245,35 +267,18 @@ class Line:
                 if time.perf_counter() < until:
                     continue
                 spin.missed()
-                break
+                return got
             except OSError as error:
-                if got:
-                    break
-                self._lost(f"reset ({error.strerror})")
+                if not got:
+                    self._lost(f"reset ({error.strerror})")
+                return got
             if not count:
-                if got:
-                    break  # what came before the end is read first: it may say why
-                self._lost("it ended without a goodbye")
+                if not got:
+                    self._lost("it ended without a goodbye")
+                return got  # what came before the end is read first: it may say why
             got += count
-        if got < whole or frame[:LENGTH_BYTES] != mould.length:
-            reader.feed(frame[:got])
-            return False
-        reader.total += got
-        self.moves += 1
-        self._frame_since = None
-        try:
-            plain = reader.opener.decrypt(mould.length, mould.body, mould.plain)
-            if mould.head == head:
-                self._inbox.passed()
-                if until:
-                    spin.caught()
-                return True
-            other = reader.opener.frame(plain)
-        except WireError as error:
-            self._refuse(error)
-        if other.kind is not Kind.REKEY and (tensor := self._dispatch(other)) is not None:
-            self._inbox.keep(tensor)
-        return False
+            if got >= whole:
+                return got
 
     # -- frames -----------------------------------------------------------------------------------
 

@@ -29,9 +29,14 @@ _BEHIND = 8
 
 @dataclass(frozen=True, slots=True)
 class Moulds:
-    """One for what this rank sends, and one for what each rank sends it, with the views of their data."""
+    """One for what this rank sends, and one for what each rank sends it, with the views of their data.
+
+    Attributes:
+        name: where the tag stands in `out`; all else in front of the data is in its place from the start.
+    """
 
     out: Mould
+    name: memoryview
     ins: list[Mould]
     views: list[Any]
 
@@ -52,7 +57,7 @@ class Shape:
     kind: type[np.generic] | None = None
     way: Way = Way.DIRECT
     moulds: dict[int, Moulds] = field(default_factory=dict)
-    """By the bytes that lead the data, which are more when the tag is longer."""
+    """By the bytes of the tag."""
     _before: bytes = b""
     _behind: bytes = b""
 
@@ -65,18 +70,24 @@ class Shape:
         """What leads the plaintext of such a tensor in one frame."""
         return b"%b%c%b%b" % (self._before, len(name), name, self._behind)
 
-    def add_moulds(self, lead: int, ranks: int) -> Moulds:
-        ins = [Mould(lead, self.size) for _ in range(ranks)]
-        moulds = self.moulds[lead] = Moulds(Mould(lead, self.size), ins, [self.view(mould.data) for mould in ins])
+    def moulds_for(self, name: bytes, ranks: int) -> Moulds:
+        """Those for a tag as long as `name`."""
+        return self.moulds.get(len(name)) or self._add_moulds(name, ranks)
+
+    def _add_moulds(self, name: bytes, ranks: int) -> Moulds:
+        head, begin = self.head(name), len(self._before) + 1
+        out, *ins = (Mould(len(head), self.size) for _ in range(1 + ranks))
+        out.head[:] = head
+        views = [self.view(mould.data) for mould in ins]
+        moulds = self.moulds[len(name)] = Moulds(out, out.head[begin : begin + len(name)], ins, views)
         return moulds
 
-    def lay_out(self, name: bytes, data: memoryview, ranks: int) -> tuple[bytes, Moulds]:
-        """The tensor, ready to be sealed, and what leads it."""
-        head = self.head(name)
-        moulds = self.moulds.get(len(head)) or self.add_moulds(len(head), ranks)
-        moulds.out.head[:] = head
+    def lay_out(self, name: bytes, data: memoryview, ranks: int) -> Moulds:
+        """The tensor, ready to be sealed."""
+        moulds = self.moulds.get(len(name)) or self._add_moulds(name, ranks)
+        moulds.name[:] = name
         moulds.out.data[:] = data
-        return head, moulds
+        return moulds
 
     def view(self, data: memoryview) -> Any:
         """The tensor in `data`: an array, or the bytes themselves."""

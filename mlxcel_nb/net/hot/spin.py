@@ -29,28 +29,32 @@ class Spin:
         most_s: the longest; 0 never polls, as befits ranks that share cores.
     """
 
-    __slots__ = ("_credit", "_polled", "_waits", "most_s")
+    __slots__ = ("_before", "_credit", "_waits", "most_s")
 
     def __init__(self, most_s: float) -> None:
         self.most_s = most_s
         self._credit = CREDIT
+        self._before = CREDIT  # credit before the last poll
         self._waits = 1
-        self._polled = False
 
     def until(self) -> float:
-        """Something that is waited for is not there: a `time.perf_counter()` value to poll until, at least once."""
-        now = time.perf_counter()
-        self._polled = bool(self.most_s) and (self._credit > 0 or not self._waits % TRY_EVERY)
-        if self._credit <= 0:
-            self._waits += 1
-        return now + self.most_s if self._polled else now
+        """Something that is waited for is not there: a `time.perf_counter()` value to poll until, at least once.
 
-    def caught(self) -> None:
-        """It came while it was polled for."""
-        if self._polled and self._credit < CREDIT:
-            self._credit += 1
+        It is taken to come, until `missed` says that it did not: when it comes, there is no time to lose.
+        """
+        now, before = time.perf_counter(), self._credit
+        self._before = before
+        if before <= 0:
+            self._waits += 1
+            if self._waits % TRY_EVERY != 1:
+                return now
+        if not self.most_s:
+            return now
+        if before < CREDIT:
+            self._credit = before + 1
+        return now + self.most_s
 
     def missed(self) -> None:
-        """It did not."""
-        if self._polled and self._credit > 0:
-            self._credit = max(0, self._credit - MISS_COSTS)
+        """What was polled for did not come."""
+        if self._credit > 0:
+            self._credit = max(0, self._before - MISS_COSTS)
