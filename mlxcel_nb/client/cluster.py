@@ -200,18 +200,20 @@ class Cluster(AsyncTwins):
         *,
         tp: int = 1,
         pp: int = 1,
+        ep: int = 1,
         layers: str | None = None,
         dtype: str = "auto",
         allow_code: bool = False,
         collectives: str = OWN,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> LoadReport:
-        """Split `model` over the first `tp * pp` engines and make one token with it.
+        """Split `model` over the first `tp * pp` engines, or the first `ep`, and make one token with it.
 
         Args:
             model: an alias, a folder, a GGUF file or a hub id.
             tp: tensor ranks per stage.
             pp: pipeline stages.
+            ep: expert-parallel ranks: each has some experts, and everything else for the requests that it holds.
             layers: manual stages, e.g. "0-3,4-29".
             dtype: "auto" computes in float32 on a CPU and as stored elsewhere; "float32"; "native".
             allow_code: let a folder that is Python code of its own run it on the engines; else it is refused.
@@ -226,7 +228,7 @@ class Cluster(AsyncTwins):
             if self._model is not None:
                 raise losses.held(self._model, self.lost, self.n)
             check_collectives(collectives)
-            plan = loading.prepare(model, tp=tp, pp=pp, layers=layers, allow_code=allow_code)
+            plan = loading.prepare(model, tp=tp, pp=pp, ep=ep, layers=layers, allow_code=allow_code)
             order = self._order(router, plan, dtype=dtype, allow_code=allow_code, collectives=collectives)
             started = time.monotonic()
             self._leader = order.members[0].node_id
@@ -300,12 +302,14 @@ class Cluster(AsyncTwins):
         params: SamplingParams | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
+        rank: int | None = None,
     ) -> Stream:
         """Start a request; iterate over what is returned.
 
         Args:
             prompt: text, or token ids.
             messages: a conversation instead, rendered with the model's chat template.
+            rank: of expert-parallel ranks the one that is to hold it; they take turns when None.
         """
         self._running()
         if self._instance is None:
@@ -320,6 +324,7 @@ class Cluster(AsyncTwins):
                 prompt=prompt if isinstance(prompt, str) else None,
                 token_ids=list(prompt) if prompt is not None and not isinstance(prompt, str) else None,
                 messages=messages,
+                rank=rank,
             )
         )
 
@@ -366,9 +371,10 @@ class Cluster(AsyncTwins):
         params: SamplingParams | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
+        rank: int | None = None,
     ) -> Completion:
         """`stream` and wait for the end. An interrupt cancels the request on every rank."""
-        return _finish(self.stream(prompt, params, messages=messages))
+        return _finish(self.stream(prompt, params, messages=messages, rank=rank))
 
     def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced:
         """Feed `tokens` after `prompt`, whatever the model would choose, and bring logits and layers from the engines.

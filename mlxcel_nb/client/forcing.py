@@ -38,7 +38,9 @@ class Forced:
 def order(instance: str, prompt: Sequence[int], tokens: Sequence[int]) -> GenerateOrder:
     """The request that feeds `tokens` after `prompt`, both ids."""
     params = SamplingParams(max_tokens=len(tokens), ignore_eos=True)
-    return GenerateOrder(id=new_id(), instance=instance, params=params, token_ids=list(prompt), forced=list(tokens))
+    return GenerateOrder(
+        id=new_id(), instance=instance, params=params, token_ids=list(prompt), forced=list(tokens), rank=0
+    )
 
 
 def bring(router: Router, model: LoadReport, request: str, tokens: int, within_s: float) -> Forced:

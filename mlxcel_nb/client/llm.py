@@ -37,6 +37,7 @@ class LLM:
         *,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
+        expert_parallel_size: int = 1,
         dtype: str = "auto",
         allow_code: bool = False,
         collectives: str = OWN,
@@ -46,13 +47,21 @@ class LLM:
         self._owned = cluster is None
         if self._owned:  # what can be refused without engines is refused before they start
             check_collectives(collectives)
-            prepare(model, tp=tensor_parallel_size, pp=pipeline_parallel_size, allow_code=allow_code)
-        self.cluster = cluster or Cluster(tensor_parallel_size * pipeline_parallel_size, **options).start()
+            prepare(
+                model,
+                tp=tensor_parallel_size,
+                pp=pipeline_parallel_size,
+                ep=expert_parallel_size,
+                allow_code=allow_code,
+            )
+        size = tensor_parallel_size * pipeline_parallel_size * expert_parallel_size
+        self.cluster = cluster or Cluster(size, **options).start()
         try:
             self.report = self.cluster.load(
                 model,
                 tp=tensor_parallel_size,
                 pp=pipeline_parallel_size,
+                ep=expert_parallel_size,
                 dtype=dtype,
                 allow_code=allow_code,
                 collectives=collectives,

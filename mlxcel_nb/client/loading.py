@@ -23,7 +23,8 @@ from mlxcel_nb.errors import ConfigError, MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.models.folder import check_tokenizer, read_json
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.store import resolve
-from mlxcel_nb.plan.capacity import Room, shared
+from mlxcel_nb.plan.capacity import LONGEST, Room, shared
+from mlxcel_nb.plan.experts import check_ep
 from mlxcel_nb.plan.shards import check_tp
 from mlxcel_nb.runtime.protocol import LoadOrder, Member, field
 from mlxcel_nb.util.cores import usable_cores
@@ -58,7 +59,14 @@ class Plan:
 
 
 def prepare(
-    model: str, *, tp: int = 1, pp: int = 1, layers: str | None = None, allow_code: bool = False, progress: Any = None
+    model: str,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    layers: str | None = None,
+    allow_code: bool = False,
+    progress: Any = None,
 ) -> Plan:
     """Everything that can be refused without an engine: the model's files, the layout, the split.
 
@@ -70,8 +78,10 @@ def prepare(
     """
     path = resolve(model, allow_code=allow_code, progress=progress)
     facts = model_info(path)
-    layout = make_layout(facts.layers, tp=tp, pp=pp, layers=layers)
-    check_tp(read_json(path / "config.json"), layout.tp)
+    layout = make_layout(facts.layers, tp=tp, pp=pp, ep=ep, layers=layers)
+    config = read_json(path / "config.json")
+    check_tp(config, layout.tp)
+    check_ep(config, layout.ep)
     check_tokenizer(path)
     return Plan(model=model, path=path, layout=layout, context=facts.context)
 
@@ -241,5 +251,10 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
         warnings=tuple(dict.fromkeys(warnings)),
         kv_tokens=min(room.tokens(plan.context) for room in known) if len(known) == len(rooms) else None,
         request_tokens=asked,
-        requests=min(room.sequences(asked) for room in known) if len(known) == len(rooms) else None,
+        requests=_at_once(layout, [room.sequences(asked) for room in known]) if len(known) == len(rooms) else None,
     )
+
+
+def _at_once(layout: Layout, each: Sequence[int]) -> int:
+    """Requests for which there is room: every member keeps a part of each, expert-parallel ranks some of them whole."""
+    return min(sum(each), LONGEST) if layout.ep > 1 else min(each)

@@ -34,6 +34,7 @@ class AsyncTwins(ABC):
         *,
         tp: int = 1,
         pp: int = 1,
+        ep: int = 1,
         layers: str | None = None,
         dtype: str = "auto",
         allow_code: bool = False,
@@ -53,6 +54,7 @@ class AsyncTwins(ABC):
         params: SamplingParams | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
+        rank: int | None = None,
     ) -> Stream: ...
 
     @abstractmethod
@@ -91,8 +93,9 @@ class AsyncTwins(ABC):
         params: SamplingParams | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
+        rank: int | None = None,
     ) -> Stream:
-        return await asyncio.to_thread(self.stream, prompt, params, messages=messages)
+        return await asyncio.to_thread(self.stream, prompt, params, messages=messages, rank=rank)
 
     async def agenerate(
         self,
@@ -100,9 +103,10 @@ class AsyncTwins(ABC):
         params: SamplingParams | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
+        rank: int | None = None,
     ) -> Completion:
         """`generate` for `await`; cancelling the task cancels the request on every rank."""
-        stream = await self.astream(prompt, params, messages=messages)
+        stream = await self.astream(prompt, params, messages=messages, rank=rank)
         try:
             async for _ in stream:
                 pass

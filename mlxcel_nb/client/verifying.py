@@ -29,8 +29,8 @@ def engines_for(model: str, layouts: Sequence[str], *, allow_code: bool = False)
     """
     sizes = [1]
     for name in layouts:
-        tp, pp = parse_name(name)
-        sizes.append(prepare(model, tp=tp, pp=pp, allow_code=allow_code).layout.size)
+        plan = prepare(model, **parse_name(name)._asdict(), allow_code=allow_code)
+        sizes.append(plan.layout.size)
     return max(sizes)
 
 
@@ -61,8 +61,8 @@ def verify(
     whole: Record | None = None
     for name in (WHOLE, *layouts):
         on_layout(name)
-        tp, pp = parse_name(name)
-        report = cluster.load(model, tp=tp, pp=pp, dtype=dtype, allow_code=allow_code, on_progress=on_progress)
+        sizes = parse_name(name)._asdict()
+        report = cluster.load(model, **sizes, dtype=dtype, allow_code=allow_code, on_progress=on_progress)
         try:
             record = _record(cluster, prompt, tokens, whole)
         except BaseException:

@@ -1,7 +1,10 @@
-"""How one model is laid over nodes: pipeline stages by tensor ranks. Pure.
+"""How one model is laid over nodes: pipeline stages by tensor ranks, or expert-parallel ranks. Pure.
 
-The mesh is stage-major: member `stage * tp + rank` holds tensor rank `rank` of pipeline stage `stage`. Member 0
-leads: it decides every step. Rank 0 of the last stage samples. With one stage both are the same node.
+The mesh is stage-major: member `stage * width + rank` is rank `rank` of pipeline stage `stage`. Member 0 leads: it
+decides every step. Rank 0 of the last stage samples. With one stage both are the same node.
+
+Expert-parallel ranks each have a whole model but for its experts, of which each has some. Every sequence is at home on
+one of them, which keeps its cache and samples its tokens; the experts of all answer for it.
 """
 
 from __future__ import annotations
@@ -9,12 +12,28 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlxcel_nb.errors import ConfigError
 
 LayerRange = tuple[int, int]
 """First layer and one past the last."""
+
+SPELLING = 'Write them like "tp2", "pp3", "tp2xpp2" or "ep2".'
+
+
+class Sizes(NamedTuple):
+    """How many ranks and stages a layout has, whatever the model's layers are."""
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+
+    @property
+    def members(self) -> int:
+        """Nodes it needs."""
+        return self.tp * self.pp * self.ep
+
 
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -26,19 +45,26 @@ class Layout:
     Args:
         stages: one half-open layer range per pipeline stage, contiguous from layer 0.
         tp: tensor ranks in every stage.
+        ep: expert-parallel ranks; more than one only where there are no tensor ranks and no further stages.
     """
 
     stages: tuple[LayerRange, ...]
     tp: int = 1
+    ep: int = 1
 
     @property
     def pp(self) -> int:
         return len(self.stages)
 
     @property
+    def width(self) -> int:
+        """Members of a stage."""
+        return self.tp * self.ep
+
+    @property
     def size(self) -> int:
         """Nodes the layout needs."""
-        return self.pp * self.tp
+        return self.pp * self.width
 
     @property
     def n_layers(self) -> int:
@@ -46,51 +72,60 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """Short name as the command line spells it: single, tp2, pp3, tp2xpp2."""
-        parts = [f"{kind}{n}" for kind, n in (("tp", self.tp), ("pp", self.pp)) if n > 1]
+        """Short name as the command line spells it: single, tp2, pp3, tp2xpp2, ep2."""
+        parts = [f"{kind}{n}" for kind, n in (("tp", self.tp), ("pp", self.pp), ("ep", self.ep)) if n > 1]
         return "x".join(parts) or "single"
 
     def stage_of(self, member: int) -> int:
-        return member // self.tp
+        return member // self.width
 
     def rank_of(self, member: int) -> int:
-        return member % self.tp
+        return member % self.width
 
     def member(self, stage: int, rank: int) -> int:
-        return stage * self.tp + rank
+        return stage * self.width + rank
 
     @property
     def sampler(self) -> int:
-        """The member that holds the logits and samples."""
-        return self.member(self.pp - 1, 0)
+        """The member that holds the logits and samples; of expert-parallel ranks the first, see `sampler_at`."""
+        return self.sampler_at(0)
+
+    def sampler_at(self, home: int) -> int:
+        """The member that samples for a sequence that is at home on rank `home`; tensor ranks have but one home, 0."""
+        return self.member(self.pp - 1, home)
+
+    def runs(self, member: int, home: int) -> bool:
+        """Whether `member` computes a sequence at home on rank `home`, or only its experts answer for it."""
+        return self.ep == 1 or self.rank_of(member) == home
 
     def edges(self) -> list[tuple[int, int]]:
         """Pairs of members that need a link, the dialling one first (the lower).
 
-        Tensor ranks of a stage exchange partial sums; a stage hands its output to the same rank of the next, the last
-        to the first where layers run several times over; the leader sends step plans to everybody.
+        Ranks of a stage exchange partial sums, or tokens for their experts; a stage hands its output to the same rank
+        of the next, the last to the first where layers run several times over; the leader sends step plans to all.
         """
         pairs: set[tuple[int, int]] = {(0, m) for m in range(1, self.size)}
         for stage in range(self.pp):
-            ranks = [self.member(stage, r) for r in range(self.tp)]
+            ranks = [self.member(stage, r) for r in range(self.width)]
             pairs.update((a, b) for a in ranks for b in ranks if a < b)
             if stage + 1 < self.pp:
-                pairs.update((m, m + self.tp) for m in ranks)
+                pairs.update((m, m + self.width) for m in ranks)
             if stage > 1:
                 pairs.update((self.rank_of(m), m) for m in ranks if stage + 1 == self.pp)
         return sorted(pairs)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"stages": [list(s) for s in self.stages], "tp": self.tp}
+        return {"stages": [list(s) for s in self.stages], "tp": self.tp, "ep": self.ep}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Layout:
         try:
             stages = tuple((int(a), int(b)) for a, b in data["stages"])
-            layout = cls(stages, int(data["tp"]))
+            layout = cls(stages, int(data["tp"]), int(data.get("ep", 1)))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"not a layout: {data!r}") from error
         _check_cover(layout.stages, layout.n_layers if stages else 0)
+        _check_ranks(layout)
         return layout
 
 
@@ -137,20 +172,43 @@ def parse_range(text: str) -> LayerRange:
     return int(match[1]), int(match[2] or match[1]) + 1
 
 
-def parse_name(text: str) -> tuple[int, int]:
-    """Tensor ranks and stages of a layout as `Layout.name` spells it, in either order: "tp2", "pp3xtp2", "single".
+def parse_name(text: str) -> Sizes:
+    """Sizes of a layout as `Layout.name` spells it, in any order: "tp2", "pp3xtp2", "ep2", "single".
 
     Raises:
-        ConfigError: not of that form.
+        ConfigError: not of that form, or ranks of two kinds that do not go together.
     """
-    sizes = {"tp": 1, "pp": 1}
+    sizes = Sizes()
     words = [] if text == "single" else text.split("x")
     for word in words:
-        match = re.fullmatch(r"(tp|pp)([1-9][0-9]{0,3})", word)
-        if not match or sizes[match[1]] > 1:
-            raise ConfigError(f"{text[:64]!r} is not a layout", advice='Write them like "tp2", "pp3" or "tp2xpp2".')
-        sizes[match[1]] = int(match[2])
-    return sizes["tp"], sizes["pp"]
+        match = re.fullmatch(r"(tp|pp|ep)([1-9][0-9]{0,3})", word)
+        if not match or getattr(sizes, match[1]) > 1:
+            raise ConfigError(f"{text[:64]!r} is not a layout", advice=SPELLING)
+        sizes = sizes._replace(**{match[1]: int(match[2])})
+    check_alone(sizes)
+    return sizes
+
+
+def check_alone(sizes: Sizes) -> None:
+    """Refuse expert-parallel ranks together with a split that they do not go with.
+
+    Raises:
+        ConfigError: which one, and why.
+    """
+    if sizes.ep > 1 and sizes.tp > 1:
+        what = (
+            f"{sizes.ep} expert-parallel ranks, which have attention whole, and {sizes.tp} tensor ranks, which cut it"
+        )
+        raise ConfigError(what, advice="Ask for one of the two.")
+    if sizes.ep > 1 and sizes.pp > 1:
+        what = f"{sizes.ep} expert-parallel ranks in each of {sizes.pp} pipeline stages are not there yet"
+        raise ConfigError(what, advice="Ask for one of the two.")
+
+
+def _check_ranks(layout: Layout) -> None:
+    if layout.tp < 1 or layout.ep < 1:
+        raise ConfigError(f"{layout.tp} tensor ranks, {layout.ep} expert-parallel ranks", advice="At least one each.")
+    check_alone(Sizes(layout.tp, layout.pp, layout.ep))
 
 
 def _check_cover(ranges: Sequence[LayerRange], n_layers: int) -> None:
@@ -168,18 +226,18 @@ def _check_cover(ranges: Sequence[LayerRange], n_layers: int) -> None:
         )
 
 
-def make_layout(n_layers: int, *, tp: int = 1, pp: int = 1, layers: str | None = None) -> Layout:
+def make_layout(n_layers: int, *, tp: int = 1, pp: int = 1, ep: int = 1, layers: str | None = None) -> Layout:
     """The layout a user asked for.
 
     Args:
         n_layers: decoder layers of the model.
         layers: manual ranges; their count is the number of stages, and must agree with `pp` when both are given.
     """
-    if tp < 1:
-        raise ConfigError(f"{tp} tensor ranks", advice="Ask for at least one.")
-    if layers is None:
-        return Layout(split_evenly(n_layers, pp), tp)
-    stages = parse_layers(layers, n_layers)
-    if pp not in (1, len(stages)):
+    for ranks, kind in ((tp, "tensor"), (ep, "expert-parallel")):
+        if ranks < 1:
+            raise ConfigError(f"{ranks} {kind} ranks", advice="Ask for at least one.")
+    stages = split_evenly(n_layers, pp) if layers is None else parse_layers(layers, n_layers)
+    if layers is not None and pp not in (1, len(stages)):
         raise ConfigError(f"layers {layers!r} make {len(stages)} stages, but pp is {pp}", advice="Give one of the two.")
-    return Layout(stages, tp)
+    check_alone(Sizes(tp, len(stages), ep))
+    return Layout(stages, tp, ep)

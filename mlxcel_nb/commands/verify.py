@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,7 +144,7 @@ def _that_fit(args: argparse.Namespace, engines: int) -> tuple[tuple[str, ...], 
     """The layouts to try, and what is to be said of those that are not."""
     if args.layouts is not None:
         return args.layouts, []
-    fit = tuple(name for name in MODEL_LAYOUTS if math.prod(parse_name(name)) <= engines)
+    fit = tuple(name for name in MODEL_LAYOUTS if parse_name(name).members <= engines)
     if not fit:
         raise ConfigError("one engine cannot split a model", advice="Start a cluster with more, or use --in-process.")
     left = [name for name in MODEL_LAYOUTS if name not in fit]

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from mlxcel_nb.models import architecture, quantisation, sharding, stages
 from mlxcel_nb.models.memory import MemoryRoom, room
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
+from mlxcel_nb.models.sharding import expert_parallel
 from mlxcel_nb.models.slices import SliceReader
 from mlxcel_nb.models.weights import Weights
 from mlxcel_nb.plan.part import Part, whole
@@ -64,6 +65,8 @@ def load_part(
     memory: Callable[[], MemoryRoom] = room,
     allow_code: bool = False,
     experts: str = "cut",
+    exchange: expert_parallel.Exchange | None = None,
+    names: Sequence[str] = (),
 ) -> LoadedPart:
     """Load `part` of the model folder `path`.
 
@@ -78,6 +81,8 @@ def load_part(
         allow_code: run the folder's own model file, if its config names one.
         experts: how tensor ranks share a mixture: "cut", some hidden units of every expert each, or "spread", some
             experts whole.
+        exchange: brings tokens to the experts of other expert-parallel ranks; needed when there are some.
+        names: of those ranks, for errors.
 
     Raises:
         ConfigError: a split this model does not allow. ModelError: files that are not what they should be.
@@ -89,9 +94,9 @@ def load_part(
     config = architecture.read_config(folder, allow_code=allow_code)
     entries = weight_files(folder)
     model = architecture.build(config, folder)
-    if config.get("model_file") and part.tp_size > 1:
+    if config.get("model_file") and part.tp_size * part.ep_size > 1:
         raise ConfigError(
-            "no tensor plan for a model that is Python code of its own", advice="Ask for one rank (tp 1)."
+            "no tensor plan for a model that is Python code of its own", advice="Ask for one rank (tp 1, ep 1)."
         )
     skeleton = stages.find_skeleton(model, part.n_layers)
     if skeleton is None and len(getattr(model, "layers", [None] * part.n_layers)) != part.n_layers:
@@ -100,7 +105,8 @@ def load_part(
     untested = stages.check_stages(skeleton, architecture.module_name(config), part)
     check_tp(config, part.tp_size)
     tensor_plan = sharding.plan(model, config, part, groups=weights.group, experts=experts)
-    weights.cuts = tensor_plan.cuts
+    mixtures = expert_parallel.find(model, config, part, weights.group) if part.ep_size > 1 else []
+    weights.cuts = tensor_plan.cuts | expert_parallel.cuts(mixtures)
     sharding.apply(model, tensor_plan)
     if skeleton is not None:
         stages.prune(skeleton, part)
@@ -124,6 +130,12 @@ def load_part(
         mx.set_cache_limit(limit)
     switches, dtype = stages.Switches(), weights.activations(blocks[-1].names)
     sharding.join(model, tensor_plan, all_reduce)
+    dispatch = None
+    if mixtures:
+        if exchange is None:
+            raise ConfigError("expert-parallel ranks need an exchange")
+        dispatch = expert_parallel.Dispatch(part.ep_rank, part.ep_size, exchange, names)
+        expert_parallel.join(model, mixtures, dispatch)
     if skeleton is not None:
         stages.join(skeleton, part, switches, dtype)
     give_back()
@@ -136,6 +148,7 @@ def load_part(
         dtype=dtype,
         planned_bytes=sum(sizes),
         warnings=[*_of_code(config), *untested, *weights.warnings, *tensor_plan.remarks()],
+        dispatch=dispatch,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.models import caches
+from mlxcel_nb.models.sharding.expert_parallel import Dispatch
 from mlxcel_nb.models.stages import Skeleton, Switches, named_arrays
 from mlxcel_nb.models.staging.family import Handover, StageDone
 from mlxcel_nb.plan.part import Part
@@ -25,6 +26,7 @@ class LoadedPart:
         planned_bytes: what the plan assigned; `resident_bytes` is what the arrays take.
         dtype: of the activations, as MLX names it ("float32").
         warnings: what a user should hear about the model's files.
+        dispatch: where experts are spread, how those of other ranks are reached.
     """
 
     model: Any
@@ -35,6 +37,7 @@ class LoadedPart:
     dtype: str
     planned_bytes: int
     warnings: list[str] = field(default_factory=list)
+    dispatch: Dispatch | None = None
 
     @property
     def layers(self) -> tuple[int, int]:
@@ -78,6 +81,15 @@ class LoadedPart:
         cache: list[Any] = make_prompt_cache(self.model)
         return cache
 
+    def serve(self, check: Callable[[], None] = lambda: None) -> None:
+        """Take part in a step in which no sequence is at home on this rank: only its experts answer.
+
+        Args:
+            check: called before each mixture of experts; what it raises leaves the step.
+        """
+        assert self.dispatch is not None
+        self.dispatch.serve(check)
+
     def forward(
         self,
         x: mx.array | Handover,
@@ -113,6 +125,8 @@ class LoadedPart:
         family = self.switches.family
         moved = cache if family is None else family.caches_of(lap, cache)
         before = caches.positions(moved)
+        if self.dispatch is not None:
+            self.dispatch.begin()
         self.switches.begin(received, on_layer, all_logits=all_logits, lap=lap)
         try:
             out = self.model(ids, cache=cache)
@@ -122,6 +136,8 @@ class LoadedPart:
             out = self.switches.sent
         finally:
             self.switches.end()
+        if self.dispatch is not None:
+            self.dispatch.end()
         caches.advance_others(moved, before, length)
         if isinstance(out, dict):
             return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.errors import ConfigError
 
 
@@ -16,6 +17,7 @@ class Part:
         n_layers: layers of the whole model.
         stage, n_stages: place in the pipeline.
         tp_rank, tp_size: place among the tensor ranks of the stage.
+        ep_rank, ep_size: place among the expert-parallel ranks, which have all but experts whole.
 
     Raises:
         ConfigError: numbers that contradict each other.
@@ -27,6 +29,8 @@ class Part:
     n_stages: int = 1
     tp_rank: int = 0
     tp_size: int = 1
+    ep_rank: int = 0
+    ep_size: int = 1
 
     def __post_init__(self) -> None:
         first, end = self.layers
@@ -34,6 +38,8 @@ class Part:
             0 <= first < end <= self.n_layers
             and 0 <= self.stage < self.n_stages
             and 0 <= self.tp_rank < self.tp_size
+            and 0 <= self.ep_rank < self.ep_size
+            and (self.ep_size == 1 or self.tp_size == self.n_stages == 1)
             and (first == 0) == (self.stage == 0)
             and (end == self.n_layers) == (self.stage == self.n_stages - 1)
         )
@@ -50,7 +56,9 @@ class Part:
 
     @property
     def samples(self) -> bool:
-        """Makes logits: rank 0 of the last stage, and only it, for sampling happens in one place."""
+        """Makes logits: tensor rank 0 of the last stage, for a sequence is sampled in one place; any expert-parallel
+        rank, each for the sequences that are at home on it.
+        """
         return self.is_last and self.tp_rank == 0
 
     def holds(self, layer: int) -> bool:
@@ -60,3 +68,18 @@ class Part:
 def whole(n_layers: int) -> Part:
     """All of a model on one node."""
     return Part((0, n_layers), n_layers)
+
+
+def part_of(layout: Layout, stage: int, rank: int) -> Part:
+    """What rank `rank` of a stage holds."""
+    tensor = layout.ep == 1
+    return Part(
+        layers=layout.stages[stage],
+        n_layers=layout.n_layers,
+        stage=stage,
+        n_stages=layout.pp,
+        tp_rank=rank if tensor else 0,
+        tp_size=layout.tp,
+        ep_rank=0 if tensor else rank,
+        ep_size=layout.ep,
+    )

@@ -42,6 +42,10 @@ class Execution:
         context: the prompt's last tokens, for the repetition penalty; only the sampler uses them.
         check: raises when the epoch has been aborted; called after each layer of a prefill chunk.
         recording: notes layers and logits, for a request that asks for it.
+        home: the expert-parallel rank whose sequence it is; the others serve it with their experts.
+
+    Attributes:
+        sampler: the member that samples.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Execution:
         context: list[int],
         check: Callable[[], None],
         recording: Recording | None = None,
+        home: int = 0,
     ) -> None:
         layout, me = instance.layout, instance.me
         self.epoch = epoch
@@ -61,10 +66,12 @@ class Execution:
         self._collectives = instance.collectives
         self._check = check
         self._recording = recording
-        self._cache: list[Any] = instance.part.make_cache()
+        self._runs = layout.runs(me, home)
+        self._cache: list[Any] = instance.part.make_cache() if self._runs else []
         self._first = layout.stage_of(me) == 0
         self._last = layout.stage_of(me) == layout.pp - 1
-        self._sampler = Sampler(params, context) if me == layout.sampler else None
+        self.sampler = layout.sampler_at(home)
+        self._sampler = Sampler(params, context) if me == self.sampler else None
 
     def _after_layer(self, layer: int, output: mx.array) -> None:
         self.layers_done += 1
@@ -75,6 +82,9 @@ class Execution:
     def run(self, step: Step) -> Sampled | None:
         """Run one chunk; the token when this member samples and the step asks for one."""
         self._fabric.begin_step(step.epoch, step.step)
+        if not self._runs:
+            self._part.serve(self._check)
+            return None
         for lap in range(self._part.laps):
             y = self._collectives.run(partial(self._forward, step, lap))
             if not self._last or lap + 1 < self._part.laps:

@@ -64,7 +64,8 @@ class Fabric:
         step_s: how long any single wait may last.
 
     Attributes:
-        ranks: rank -> hot link, of the other tensor ranks of this stage.
+        ranks: rank -> hot link, of the other ranks of this stage.
+        exchanges: collectives that this rank took part in since the model was loaded.
     """
 
     def __init__(self, layout: Layout, me: int, links: dict[int, HotLink], interrupt: Interrupt, step_s: float) -> None:
@@ -73,15 +74,15 @@ class Fabric:
         self.step_s = step_s
         self._interrupt = interrupt
         self._epoch, self._step, self._seq = 0, 0, 0
+        self.exchanges = 0
         peers = {layout.rank_of(m): link for m, link in links.items() if layout.stage_of(m) == stage}
         self.ranks = peers
-        self._group = Group(rank, peers, interrupt) if layout.tp > 1 else None
+        self._group = Group(rank, peers, interrupt) if layout.width > 1 else None
         # Of a model that runs its layers several times over, the last stage hands back to the first.
         self._previous = links.get(layout.member((stage - 1) % layout.pp, rank))
         self._next = links.get(layout.member((stage + 1) % layout.pp, rank))
         self.leader = links.get(0)
         self.followers = links if me == 0 else {}
-        self._sampler = links.get(layout.sampler)
 
     def begin_step(self, epoch: int, step: int) -> None:
         """Name what follows, so that whatever an aborted epoch left in the sockets is told apart."""
@@ -92,6 +93,7 @@ class Fabric:
 
     def _collective(self) -> Tag:
         self._seq += 1
+        self.exchanges += 1
         return Tag(self._epoch, self._step, self._seq)
 
     def _handover(self, which: int) -> Tag:
@@ -103,6 +105,12 @@ class Fabric:
         if self._group is None:
             return x
         return sum_over(self._group, self._collective(), x, deadline=self._deadline())
+
+    def all_to_all(self, buffers: Sequence[bytes]) -> Sequence[memoryview | bytes]:
+        """What each rank of this stage has for this one, which has `buffers` for them; valid until the next call."""
+        if self._group is None:
+            return buffers
+        return self._group.all_to_all(self._collective(), buffers, deadline=self._deadline())
 
     def gather(self, data: bytes = b"", *, patience_s: float | None = None) -> list[bytes]:
         """What every tensor rank of this stage says, in rank order; with nothing to say it is a barrier.
@@ -164,12 +172,11 @@ class Fabric:
         assert self.leader is not None
         self.tell(self.leader, message)
 
-    def recv_token(self, epoch: int, step: int) -> dict[str, Any]:
-        """The sampler's token of this step; what older epochs left is dropped."""
-        assert self._sampler is not None
+    def recv_token(self, sampler: int, epoch: int, step: int) -> dict[str, Any]:
+        """The token that member `sampler` has for this step; what older epochs left is dropped."""
         deadline = self._deadline()
         while True:
-            message = self._sampler.recv_control(
+            message = self.links[sampler].recv_control(
                 deadline=deadline, interrupt=self._interrupt, what=f"the token of step {step}"
             )
             if message.get("type") == "token" and message.get("epoch") == epoch and message.get("step") == step:

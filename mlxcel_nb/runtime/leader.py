@@ -111,6 +111,7 @@ class Leader:
         self._context = model_info(instance.order.model).context
         self._last_epoch = 0
         self._begun = False
+        self._home = 0
         self._execution: Execution | None = None
 
     def generate(self, command: Generate) -> None:
@@ -165,6 +166,9 @@ class Leader:
             ids = order.token_ids
         if not ids:
             raise RequestError("the prompt is empty", advice="Give it at least one token.")
+        if order.rank is not None and not 0 <= order.rank < (ranks := self._instance.layout.ep):
+            what = f"rank {order.rank} is asked for, and the model has {ranks} with sequences of their own"
+            raise RequestError(what, advice="Leave the rank out, or load the model with --ep.")
         rows = self._instance.part.vocab_size
         if order.forced is not None:
             check_room(len(order.forced), rows)
@@ -205,13 +209,14 @@ class Leader:
         epoch, params = self._last_epoch, order.params
         context = prompt[-params.repetition_context :] if params.repetition_context else []
         self._begun = True
-        begin = {"type": "begin", "epoch": epoch, "params": params.to_dict(), "context": context}
+        self._home = home = self._home_of(order)
+        begin = {"type": "begin", "epoch": epoch, "params": params.to_dict(), "context": context, "home": home}
         recording = self._worker.record(order.id) if order.forced is not None else None
         if recording is not None:
             begin["record"] = order.id
         for link in self._instance.fabric.followers.values():
             self._instance.fabric.tell(link, begin)
-        self._execution = Execution(self._instance, epoch, params, context, self._worker.check, recording)
+        self._execution = Execution(self._instance, epoch, params, context, self._worker.check, recording, home)
         sampled = None
         for number, start in enumerate(range(0, len(prompt), PREFILL_CHUNK)):
             chunk = prompt[start : start + PREFILL_CHUNK]
@@ -227,13 +232,18 @@ class Leader:
         self._worker.activity = "decode"
         return sampled
 
+    def _home_of(self, order: GenerateOrder) -> int:
+        """The expert-parallel rank that holds its keys and values: they take turns, unless one is asked for."""
+        return self._last_epoch % self._instance.layout.ep if order.rank is None else order.rank
+
     def _step(self, step: Step) -> Any:
         """Tell everybody, run our part, and get the token if there is one to get."""
         instance, fabric = self._instance, self._instance.fabric
         layout = instance.layout
         try:
             for member, link in fabric.followers.items():
-                fabric.tell(link, step.to_dict(with_tokens=layout.stage_of(member) == 0))
+                reads = layout.stage_of(member) == 0 and layout.runs(member, self._home)
+                fabric.tell(link, step.to_dict(with_tokens=reads))
         except MlxcelError as error:  # some were told
             fabric.begin_step(step.epoch, step.step)
             instance.collectives.decline(error)
@@ -241,9 +251,10 @@ class Leader:
         assert self._execution is not None
         sampled = self._execution.run(step)
         self._worker.progress += 1
-        if layout.sampler == 0 or not step.sample:
+        sampler = self._execution.sampler
+        if sampler == 0 or not step.sample:
             return sampled
-        message = fabric.recv_token(step.epoch, step.step)
+        message = fabric.recv_token(sampler, step.epoch, step.step)
         return Sampled(int(message["token"]), float(message["logprob"]))
 
     def _release_followers(self, error: MlxcelError | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb.cluster.transports import RDMA_BIT
-from mlxcel_nb.models.loading import LoadProgress, Part, load_part
+from mlxcel_nb.models.loading import LoadProgress, load_part
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.net.further.agree import agree
 from mlxcel_nb.net.further.offer import Offer
@@ -20,6 +20,7 @@ from mlxcel_nb.net.links.link import SHARED_MEMORY
 from mlxcel_nb.net.shared_memory.offer import ELSEWHERE, SharedMemoryOffer
 from mlxcel_nb.net.ucx.offer import UcxOffer
 from mlxcel_nb.plan.capacity import Room, counted
+from mlxcel_nb.plan.part import part_of
 from mlxcel_nb.runtime import collectives
 from mlxcel_nb.runtime.execution import Instance
 from mlxcel_nb.runtime.fabric import Fabric
@@ -67,7 +68,6 @@ def room_left(order: LoadOrder, part: LoadedPart) -> dict[str, Any] | None:
 def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -> Instance:
     """The instance of member `me`; progress goes to the router ten times a second at most."""
     layout = order.layout
-    stage = layout.stage_of(me)
     speed_up(links, worker.interrupt)
     fabric = Fabric(layout, me, links, worker.interrupt, order.step_s)
     sums = collectives.choose(order, me, fabric, worker.inside)
@@ -87,18 +87,13 @@ def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -
 
     part = load_part(
         Path(order.model),
-        Part(
-            layers=layout.stages[stage],
-            n_layers=layout.n_layers,
-            stage=stage,
-            n_stages=layout.pp,
-            tp_rank=layout.rank_of(me),
-            tp_size=layout.tp,
-        ),
+        part_of(layout, layout.stage_of(me), layout.rank_of(me)),
         dtype=order.dtype,
         all_reduce=sums.all_reduce if layout.tp > 1 else None,
         progress=progress,
         check=worker.check,
         allow_code=order.allow_code,
+        exchange=fabric.all_to_all if layout.ep > 1 else None,
+        names=[member.node_id for member in order.members] if layout.ep > 1 else (),
     )
     return Instance(order, me, part, fabric, sums)

@@ -25,7 +25,7 @@ reply      node -> router    the answer to digest, unload, status, place, measur
 error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error
 abort      leader -> member  leave this epoch
-begin      leader -> member  (hot link) a new epoch: sampling parameters, recent tokens
+begin      leader -> member  (hot link) a new epoch: sampling parameters, recent tokens, whose sequence it is
 step       leader -> member  (hot link) run this chunk
 token      sampler -> leader (hot link) the token sampled in this step
 end        leader -> member  (hot link) the epoch is over, drop its cache
@@ -169,6 +169,7 @@ class GenerateOrder:
 
     Args:
         forced: ids that are fed in place of those sampled; every member then notes what it saw (`runtime.recording`).
+        rank: the expert-parallel rank that is to hold the request's keys and values; they take turns when None.
     """
 
     id: str
@@ -178,6 +179,7 @@ class GenerateOrder:
     messages: list[dict[str, Any]] | None = dataclasses.field(default=None, repr=False)
     token_ids: list[int] | None = dataclasses.field(default=None, repr=False)
     forced: list[int] | None = dataclasses.field(default=None, repr=False)
+    rank: int | None = None
 
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.prompt, self.messages, self.token_ids)) != 1:
@@ -203,7 +205,7 @@ class GenerateOrder:
             "instance": self.instance,
             "params": self.params.to_dict(),
         }
-        for name in ("prompt", "messages", "token_ids", "forced"):
+        for name in ("prompt", "messages", "token_ids", "forced", "rank"):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
         return message
@@ -218,6 +220,7 @@ class GenerateOrder:
             messages=field(message, "messages", list) if "messages" in message else None,
             token_ids=field(message, "token_ids", list) if "token_ids" in message else None,
             forced=field(message, "forced", list) if "forced" in message else None,
+            rank=field(message, "rank", int) if "rank" in message else None,
         )
 
 

@@ -63,6 +63,7 @@ def model_facts(worker: Worker, order: LoadOrder | None) -> dict[str, Any] | Non
         "layers": list(layout.stages[layout.stage_of(me)]),
         "dtype": instance.part.dtype,
         "collectives": order.collectives if layout.tp > 1 else OWN,
+        "exchanges": instance.fabric.exchanges,
         "planned_bytes": instance.part.planned_bytes,
         "resident_bytes": instance.part.resident_bytes,
     }

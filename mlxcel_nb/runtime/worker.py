@@ -362,7 +362,8 @@ class Worker:
         params = SamplingParams.from_dict(message_field(message, "params", dict))
         context = message_field(message, "context", list)
         recording = self.record(message_field(message, "record", str)) if "record" in message else None
-        self._executions = {epoch: Execution(instance, epoch, params, context, self.check, recording)}
+        home = message_field(message, "home", int) if "home" in message else 0
+        self._executions = {epoch: Execution(instance, epoch, params, context, self.check, recording, home)}
 
     def _step(self, instance: Instance, step: Step) -> None:
         execution = self._executions.get(step.epoch)

@@ -68,9 +68,15 @@ def test_a_layout_survives_the_wire() -> None:
 
 
 def test_a_name_says_what_it_was_made_from() -> None:
-    for layout in (make_layout(4), make_layout(4, tp=2), make_layout(4, pp=3), make_layout(4, tp=2, pp=2)):
-        assert parse_name(layout.name) == (layout.tp, layout.pp)
-    assert parse_name("pp2xtp3") == (3, 2)
-    for wrong in ("", "tp", "tp0", "tp2xtp2", "ep2", "tp2x", "tp2 xpp2", "tp99999"):
+    for layout in (
+        make_layout(4),
+        make_layout(4, tp=2),
+        make_layout(4, pp=3),
+        make_layout(4, tp=2, pp=2),
+        make_layout(4, ep=3),
+    ):
+        assert parse_name(layout.name) == (layout.tp, layout.pp, layout.ep)
+    assert parse_name("pp2xtp3") == (3, 2, 1)
+    for wrong in ("", "tp", "tp0", "tp2xtp2", "ep", "ep0", "ep2xep2", "dp2", "tp2x", "tp2 xpp2", "tp99999"):
         with pytest.raises(ConfigError, match="is not a layout"):
             parse_name(wrong)

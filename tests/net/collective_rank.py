@@ -76,6 +76,15 @@ class Ranks:
         assert [bytes(part) for part in parts] == [bytes([rank]) * count for rank, count in enumerate(counts)]
         return ""
 
+    def all_to_all(self, counts: list[list[int]]) -> str:
+        """`counts[a][b]` bytes go from rank a to rank b."""
+        rank, size = self.group.rank, self.group.size
+        parts = self.group.all_to_all(
+            self.tag(), [bytes([16 * rank + other]) * counts[rank][other] for other in range(size)]
+        )
+        assert [bytes(part) for part in parts] == [bytes([16 * a + rank]) * counts[a][rank] for a in range(size)]
+        return ""
+
     def broadcast(self, root: int, count: int) -> str:
         data = own(root, "float32", count)
         got = self.group.broadcast(self.tag(), root, data if self.group.rank == root else None)

@@ -76,6 +76,8 @@ def test_what_is_gathered_broadcast_and_passed_on_arrives(size: int, ranks: Star
     group = ranks(size)
     for counts in ([0] * size, [8] * size, [n * 70_000 for n in range(size)], [700_000, *[5] * (size - 1)]):
         all_do(group, "all_gather", counts=counts)
+    for unit in (0, 1, 90_000):
+        all_do(group, "all_to_all", counts=[[(a + 2 * b) % 3 * unit for b in range(size)] for a in range(size)])
     for count in (0, 10, 300_000):
         for root in range(size):
             all_do(group, "broadcast", root=root, count=count)

@@ -47,10 +47,10 @@ def layouts(text: str) -> tuple[str, ...]:
     names = []
     for word in filter(None, (each.strip() for each in text.split(","))):
         try:
-            tp, pp = parse_name(word)
+            sizes = parse_name(word)
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        names.append(Layout(split_evenly(pp, pp), tp).name)
+        names.append(Layout(split_evenly(sizes.pp, sizes.pp), sizes.tp, sizes.ep).name)
     if not names:
         raise argparse.ArgumentTypeError("there is no layout in it")
     return tuple(dict.fromkeys(names))

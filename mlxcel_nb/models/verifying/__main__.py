@@ -61,10 +61,10 @@ def _model(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         return lambda news: _doing(f"{name}: loading {news.what}", done, len(layouts) + 1)
 
     def answer(name: str, done: int, forced: Any) -> Any:
-        tp, pp = parse_name(name)
         _doing(name, done, len(layouts) + 1)
+        layout = make_layout(n, **parse_name(name)._asdict())
         return run(
-            folder, make_layout(n, tp=tp, pp=pp), prompts, job["tokens"], forced=forced, dtype=job["dtype"],
+            folder, layout, prompts, job["tokens"], forced=forced, dtype=job["dtype"],
             allow_code=job["allow_code"], progress=progress_of(name, done),
         )  # fmt: skip
 

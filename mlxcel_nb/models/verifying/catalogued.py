@@ -94,8 +94,7 @@ def _verdicts(entry: catalogue.Entry, folder: Path, layouts: Sequence[str]) -> I
 
 
 def _layout(n_layers: int, name: str) -> Layout:
-    tp, pp = parse_name(name)
-    return make_layout(n_layers, tp=tp, pp=pp)
+    return make_layout(n_layers, **parse_name(name)._asdict())
 
 
 def compared(

@@ -23,19 +23,23 @@ K = 16
 
 
 class Recorder:
-    """Takes a part's layer outputs, step by step; `LoadedPart.forward` is given `on_layer`."""
+    """Takes a part's layer outputs, step by step; `LoadedPart.forward` is given `on_layer`.
+
+    Attributes:
+        steps: by layer, what each step gave, (positions, K).
+    """
 
     def __init__(self) -> None:
-        self._layers: dict[int, list[np.ndarray]] = {}
+        self.steps: dict[int, list[np.ndarray]] = {}
 
     def on_layer(self, index: int, output: mx.array) -> None:
         """A layer's output, whose last axis is the model's width."""
-        self._layers.setdefault(index, []).append(sketch(as_floats(output)))
+        self.steps.setdefault(index, []).append(sketch(as_floats(output)))
 
     @property
     def layers(self) -> dict[int, np.ndarray]:
         """All that each layer gave so far, (positions, K)."""
-        return {index: np.concatenate(steps) for index, steps in self._layers.items()}
+        return {index: np.concatenate(steps) for index, steps in self.steps.items()}
 
 
 def as_floats(x: mx.array) -> np.ndarray:

@@ -1,9 +1,10 @@
-"""Runs a model in this process: whole, or every member of a layout, a thread for each tensor rank.
+"""Runs a model in this process: whole, or every member of a layout, a thread for each rank.
 
 Stages follow each other within a thread, and ranks meet at a barrier where they add up in rank order, so the parts are
-those that engines load and the sums are exact copies on all ranks, without an engine or a socket. MLX's streams belong
-to threads, and live as long as the process: so each rank has one thread for good, and loads on it what it runs. Any
-thread may call `run`; one run is made at a time.
+those that engines load and the sums are exact copies on all ranks, without an engine or a socket. Expert-parallel ranks
+share the sequences out among themselves; one that gets none serves the others. MLX's streams belong to threads, and
+live as long as the process: so each rank has one thread for good, and loads on it what it runs. Any thread may call
+`run`; one run is made at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import numpy as np
 from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.errors import StepTimeout
 from mlxcel_nb.models.loading import LoadProgress, give_back, load_part
-from mlxcel_nb.models.part import LoadedPart, Part
+from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.verifying.comparing import Record
 from mlxcel_nb.models.verifying.recording import Recorder, as_floats
+from mlxcel_nb.plan.part import part_of
 
 CHUNK = 256
 """Tokens of a prompt that are read at once, as engines do."""
@@ -72,13 +74,17 @@ class Meeting:
 
         return add
 
-    def told(self, rank: int, value: Any) -> Any:
-        """What rank 0 brings: it alone has logits."""
+    def told(self, rank: int, value: Any) -> list[Any]:
+        """What every rank brings, in rank order."""
         self._brought[rank] = value
         self.wait()
-        first = self._brought[0]
+        all_of_them = list(self._brought)
         self.wait()
-        return first
+        return all_of_them
+
+    def all_to_all(self, rank: int) -> Callable[[Sequence[bytes]], list[bytes]]:
+        """What a rank calls to give each its own."""
+        return lambda buffers: [given[rank] for given in self.told(rank, list(buffers))]
 
     def leave(self) -> None:
         """This rank goes no further: nobody shall wait for it."""
@@ -107,8 +113,8 @@ def run(
     Raises:
         MlxcelError: what the first rank that failed raised, unchanged. StepTimeout: one hung.
     """
-    meeting = Meeting(layout.tp)
-    members = [_Rank(Path(folder), layout, rank, meeting, dtype, allow_code) for rank in range(layout.tp)]
+    meeting = Meeting(layout.width)
+    members = [_Rank(Path(folder), layout, rank, meeting, dtype, allow_code) for rank in range(layout.width)]
     members[0].progress = progress
     with _one_at_a_time:
         ended = [_thread_of(member.rank).call(partial(member, prompts, tokens, forced)) for member in members]
@@ -124,7 +130,7 @@ def run(
             tokens=answers[0].tokens,
             logits=answers[0].logits,
             predicted=slice(prompt.shape[1] - 1, None),
-            layers={name: layers for answer in answers for name, layers in answer.layers.items()},
+            layers=_layers(answers) if layout.ep == 1 else _layers_together(answers),
         )
         for prompt, answers in zip(prompts, zip(*(member.answers for member in members), strict=True), strict=True)
     ]
@@ -163,15 +169,35 @@ def _thread_of(rank: int) -> _Thread:
 
 @dataclass
 class _Answer:
-    """One rank's view of one prompt."""
+    """One rank's view of one prompt; `layers` by the member's name, layer and step."""
 
     tokens: np.ndarray
     logits: np.ndarray
-    layers: dict[str, dict[int, np.ndarray]]
+    layers: dict[str, dict[int, list[np.ndarray]]]
+
+
+def _layers(answers: Sequence[_Answer]) -> dict[str, dict[int, np.ndarray]]:
+    """What each member saw."""
+    return {
+        name: {index: np.concatenate(steps) for index, steps in layers.items()}
+        for answer in answers
+        for name, layers in answer.layers.items()
+    }
+
+
+def _layers_together(answers: Sequence[_Answer]) -> dict[str, dict[int, np.ndarray]]:
+    """What all ranks saw of one layer and step, each of its own sequences, in their order."""
+    seen = [layers for answer in answers for layers in answer.layers.values() if layers]
+    return {
+        "all ranks": {
+            index: np.concatenate([one for step in zip(*(each[index] for each in seen), strict=True) for one in step])
+            for index in seen[0]
+        }
+    }
 
 
 class _Rank:
-    """One tensor rank of every stage, called on a thread of its own."""
+    """One rank of every stage, called on a thread of its own."""
 
     def __init__(self, folder: Path, layout: Layout, rank: int, meeting: Meeting, dtype: str, allow_code: bool) -> None:
         self.rank = rank
@@ -197,12 +223,13 @@ class _Rank:
 
     def _load(self) -> None:
         layout = self._layout
-        for stage, layers in enumerate(layout.stages):
+        for stage in range(layout.pp):
             part = load_part(
                 self._folder,
-                Part(layers, layout.n_layers, stage, layout.pp, self.rank, layout.tp),
+                part_of(layout, stage, self.rank),
                 dtype=self.dtype,
                 all_reduce=self._meeting.all_reduce(self.rank) if layout.tp > 1 else None,
+                exchange=self._meeting.all_to_all(self.rank) if layout.ep > 1 else None,
                 progress=self.progress,
                 allow_code=self._allow_code,
             )
@@ -216,7 +243,7 @@ class _Rank:
         if forced is not None:
             _, made = self._decode(prompt, tokens, None, None)
         names = [member_name(self._layout, stage, self.rank) for stage in range(self._layout.pp)]
-        layers = {name: recorder.layers for name, recorder in zip(names, recorders, strict=True)}
+        layers = {name: recorder.steps for name, recorder in zip(names, recorders, strict=True)}
         return _Answer(made, logits, layers)
 
     def _decode(
@@ -233,6 +260,11 @@ class _Rank:
         return np.concatenate(rows, axis=1), np.stack(fed, axis=1)
 
     def _step(self, ids: np.ndarray, caches: list[list[Any]], recorders: list[Recorder] | None) -> np.ndarray:
+        if self._layout.ep > 1:
+            ids = np.array_split(ids, self._layout.ep)[self.rank]
+            if not len(ids):
+                self._parts[0].serve()
+                return self._logits(None)
         x: Any = mx.array(ids.astype(np.int32))
         for lap in range(self._parts[0].laps):
             for index, (part, cache) in enumerate(zip(self._parts, caches, strict=True)):
@@ -240,12 +272,15 @@ class _Rank:
                 x = part.forward(x, cache, on_layer, all_logits=True, lap=lap)
         if isinstance(x, dict):  # another rank has the logits, but this one takes part in all that leads to them
             mx.eval(x)
-        logits: np.ndarray = self._meeting.told(self.rank, None if isinstance(x, dict) else as_floats(x))
-        return logits
+        return self._logits(None if isinstance(x, dict) else as_floats(x))
+
+    def _logits(self, mine: np.ndarray | None) -> np.ndarray:
+        """Of all sequences, from the ranks that have some."""
+        return np.concatenate([some for some in self._meeting.told(self.rank, mine) if some is not None])
 
 
 def member_name(layout: Layout, stage: int, rank: int) -> str:
     """What a member of a layout is called where it has no node."""
     words = [f"stage {stage}"] if layout.pp > 1 else []
-    words += [f"rank {rank}"] if layout.tp > 1 else []
+    words += [f"rank {rank}"] if layout.width > 1 else []
     return ", ".join(words) or "whole"

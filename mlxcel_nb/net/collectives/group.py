@@ -84,6 +84,20 @@ class Group:
             raise self._failed(tag, error) from None
         return gathered
 
+    def all_to_all(
+        self, tag: Tag, buffers: Sequence[ReadableBuffer], *, deadline: float | None = None
+    ) -> list[memoryview]:
+        """What every rank has for this one, in rank order; `buffers` is what this one has for each, of any size."""
+        mine = [bytes_of(buffer) for buffer in buffers]
+        try:
+            legs = {rank: self._leg_of_bytes(link, tag, mine[rank]) for rank, link in self._peers}
+            got = self._run(tag, legs, Patience(deadline))
+            for rank, tensor in got.items():
+                self._check(rank, tensor, "uint8", tensor.dims)
+        except (MlxcelError, exchange.Left) as error:
+            raise self._failed(tag, error) from None
+        return [mine[rank] if rank == self.rank else got[rank].data for rank in range(self.size)]
+
     def barrier(self, tag: Tag, *, deadline: float | None = None) -> None:
         """Return when every rank has called this."""
         self.all_gather(tag, b"", deadline=deadline)
@@ -252,6 +266,10 @@ class Group:
     def _leg(self, link: HotLink, tag: Tag, dtype: str, block: Array) -> Leg:
         """`block` goes to a peer, and something comes back."""
         return Leg(link, link.outgoing(tensors.encode(dtype, block.shape, tag.name, block)))
+
+    def _leg_of_bytes(self, link: HotLink, tag: Tag, data: memoryview) -> Leg:
+        """`data` goes to a peer, and as much as it likes comes back."""
+        return Leg(link, link.outgoing(tensors.encode("uint8", (len(data),), tag.name, data)))
 
     def _run(self, tag: Tag, legs: Mapping[int, Leg], waiting: Patience, name: str = "") -> dict[int, Tensor]:
         """Every leg to its end; what was due, by rank. Links that have not begun this call begin it."""
