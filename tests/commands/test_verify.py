@@ -75,7 +75,7 @@ def test_a_split_that_cannot_be_is_an_error_with_its_reason(tiny: Path) -> None:
         ("--catalogue --dtype float32", "--dtype belongs to a --model"),
         ("--catalogue --in-process", "--in-process belongs to a --model"),
         ("--catalogue --arch lama", "no architecture 'lama'"),
-        ("--model x --layouts tp2,ep2", "'ep2' is not a layout"),
+        ("--model x --layouts tp2,dp2", "'dp2' is not a layout"),
         ("--model x --layouts ,", "no layout in it"),
     ],
 )
