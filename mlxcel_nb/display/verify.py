@@ -8,6 +8,7 @@ from typing import Any
 from mlxcel_nb.display.view import Column, View, stack, table
 from mlxcel_nb.models.verifying.catalogued import Finding
 from mlxcel_nb.models.verifying.comparing import EQUAL, LARGE, Verdict
+from mlxcel_nb.util.versions import local_versions
 
 EQUALS, DIFFERS, NOTHING = "●", "✕", "○"
 
@@ -158,10 +159,11 @@ def model_dict(model: str, verdicts: Sequence[Verdict], engines: str, notes: Seq
 
 
 def catalogue_dict(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The same for other programs."""
+    """The same for other programs, and of which libraries it holds."""
     return {
         "catalogue": [each.to_dict() for each in findings],
         "on": "one process",
+        "versions": dict(local_versions()),
         "equal": not any(each.wrong for each in findings),
         "untested": [each.name for each in findings if each.untested],
     }

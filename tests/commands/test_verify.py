@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import psutil
 import pytest
 
@@ -57,6 +59,18 @@ def test_the_catalogue_is_verified_by_name() -> None:
     assert status == 0
     assert "1 architecture: 1 equal." in text
     assert not psutil.Process().children()
+
+
+def test_what_the_catalogue_gave_is_told_to_programs() -> None:
+    status, text = ask("--catalogue --arch llama --arch bitnet --layouts pp2,tp2 --json")
+    told = json.loads(text)
+    assert (status, told["equal"], told["untested"]) == (0, True, [])
+    assert told["versions"]["mlx_lm"] == importlib.metadata.version("mlx-lm")
+    bitnet, llama = sorted(told["catalogue"], key=lambda each: each["name"])
+    assert [each["layout"] for each in llama["verdicts"]] == ["pp2", "tp2"]
+    assert [each["delta"] == 0 for each in llama["verdicts"]] == [True, False]
+    assert max(each["delta"] for each in llama["verdicts"]) <= 1e-4
+    assert bitnet["cannot"] or mx.metal.is_available()
 
 
 def test_a_split_that_cannot_be_is_an_error_with_its_reason(tiny: Path) -> None:
