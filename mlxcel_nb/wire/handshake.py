@@ -299,8 +299,8 @@ def _refused(whom: str, node_id: str, code: int, detail: str) -> Refused:
             return Refused(f"{whom} has no room for another connection{said}", advice="Try again later.")
         case VerdictCode.IDENTITY:
             return Refused(
-                f"{whom} refuses the identity {node_id!r} from this address{said}",
-                advice="Use another node id, or name this address for it in the cluster file.",
+                f"{whom} refuses the identity {node_id!r}{said}",
+                advice="Use another node id; if it is the right one, name where it comes from in the cluster file.",
             )
         case VerdictCode.DUPLICATE:
             return Refused(

@@ -47,7 +47,7 @@ def test_the_id_of_the_listener_itself_is_nobody_else_s():
     async def case():
         async with listening() as (listener, address, _links):
             own = listener._own().node_id
-            with pytest.raises(Refused, match=f"{own} is the id of this node itself"):
+            with pytest.raises(Refused, match=f"'{own}': {own} is the id of this node itself and nobody else's"):
                 await dial(identity(own), SECRET, address)
             assert not listener.admission
 

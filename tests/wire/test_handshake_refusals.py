@@ -51,7 +51,7 @@ from tests.wire.ends import (
     ("code", "words"),
     [
         (VerdictCode.CAPACITY, "no room for another connection: 512 are open"),
-        (VerdictCode.IDENTITY, "refuses the identity 'node-a' from this address"),
+        (VerdictCode.IDENTITY, "refuses the identity 'node-a': 512 are open"),
         (VerdictCode.DUPLICATE, "already has a live node 'node-a' of another incarnation"),
         (99, "refused the connection with code 99"),
     ],

@@ -23,7 +23,10 @@ def add(tree: Tree) -> None:
     listen = group.leaf("listen", "answer pings until stopped", "net:listen", where=Where.SHELL, detail=detail)
     listen.add("--bind", metavar="HOST[:PORT]", default="127.0.0.1:0", help="where to listen (default 127.0.0.1:0)")
     _peer(listen)
-    ping = group.leaf("ping", "measure round trips and bandwidth to a node", "net:ping")
+    detail = "When the node is lost on the way, what was measured by then is shown before the error."
+    if group.here is Where.SHELL:
+        detail += " Exit status 1 then; `lost` in the JSON object says why there is no more, and is null otherwise."
+    ping = group.leaf("ping", "measure round trips and bandwidth to a node", "net:ping", detail=detail)
     ping.add("address", metavar="HOST:PORT", help="where the node listens")
     _peer(ping)
     ping.add("--count", type=shared.count, default=10, metavar="N", help="how many pings (default 10)")
@@ -39,7 +42,8 @@ def _test(group: Tree) -> None:
     notebook = group.here is Where.MAGIC
     detail = (
         "Every node measures its way to every other, one pair after the other, over encrypted links like those that "
-        "carry activations. Exit status 1 when a pair could not be measured."
+        "carry activations. Exit status 1 when a pair could not be measured. Of bare nodes "
+        "that were started with --link nothing tells the shape: a slow one is told as slow."
     )
     test = group.leaf(
         "test", "latency and bandwidth of every pair of nodes, as a heat map", "nettest:test", detail=detail

@@ -308,7 +308,7 @@ class Listener:
         own = self._own()
         if peer.node_id == own.node_id and peer.incarnation != own.incarnation:
             # From nowhere: what is sent to this id, or by it, would be two nodes' affair.
-            detail = f"{own.node_id} is the id of this node itself, and of another process"
+            detail = f"{own.node_id} is the id of this node itself and nobody else's, from any address"
             handshake.verdict(VerdictCode.IDENTITY, detail)
             raise Refused(f"{peer.node_id} (host {ip}) was refused: {detail}")
         decision = self.admission.ask(peer.node_id, peer.incarnation, ip)
