@@ -176,6 +176,7 @@ class NodeReport:
     Args:
         state: "alive", "suspect" or "dead".
         reason: why it is not alive.
+        memory_bytes: what its process takes; `free_bytes`, what its host has left for it, 0 where it did not say.
         error: why its part of the model is of no use any more, though it may live itself.
         collectives: who adds up the partial sums of its part, "" where there are none.
         surroundings: `transport`, `reason` and `advice`: what its host's links can be at best, where it has asked.
@@ -192,6 +193,7 @@ class NodeReport:
     threads: int = 0
     blas: str = ""
     memory_bytes: int = 0
+    free_bytes: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     stage: int | None = None
     rank: int | None = None

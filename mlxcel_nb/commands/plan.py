@@ -7,26 +7,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from mlxcel_nb.cluster.shape import LinkShape
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.model import fetch_meter
 from mlxcel_nb.commands.parser import UsageProblem
-from mlxcel_nb.display.plan import plan_dict, plan_view
-from mlxcel_nb.display.view import View, note
+from mlxcel_nb.commands.plan_nodes import Asked, asked_for
+from mlxcel_nb.display.plan import places_view, plan_dict, plan_view
+from mlxcel_nb.display.view import View, note, stack
 from mlxcel_nb.errors import ClusterError
 from mlxcel_nb.models import store
-from mlxcel_nb.plan.adviser import advise
-from mlxcel_nb.plan.estimate import Links, Load
+from mlxcel_nb.plan.adviser import Advice, advise
+from mlxcel_nb.plan.estimate import ETHERNET, IN_HOST, Links, Load
 from mlxcel_nb.plan.facts import ModelFacts
-from mlxcel_nb.plan.nodes import Node, Speed
-from mlxcel_nb.util.units import bytes_text, figure
-
-LOCAL = LinkShape(latency_s=30e-6, bytes_per_s=2e9)
-"""Between processes of a host, about what our encrypted links do there (docs/benchmarks.md)."""
-
-NETWORK = LinkShape(latency_s=200e-6, bytes_per_s=125e6)
-"""A gigabit Ethernet, where nothing else is said."""
+from mlxcel_nb.plan.nodes import Speed
+from mlxcel_nb.util.units import figure
 
 CONTEXT, PROMPT = 4096, 512
 """Tokens, where no others are asked for."""
@@ -36,54 +31,41 @@ MEASURE_S = 60.0
 
 
 def plan(args: argparse.Namespace, context: Context) -> int:
-    """Handler of `plan`; exit status 1 when nothing fits."""
+    """Handler of `plan`; exit status 1 when nothing fits, or a cluster file's own layout does not."""
     with context.console.progress(f"Looking at {args.model}") as progress:
-        nodes, notes = (args.nodes, []) if args.nodes else _nodes_here(context)
-        facts = _facts(args, len(nodes), fetch_meter(progress))
+        wanted = asked_for(args, context)
+        facts = _facts(args, max(len(asked.nodes) for asked in wanted), fetch_meter(progress))
         load = _load(args, facts)
         usual = None
-        if not all(node.bandwidth and node.flops for node in nodes):
+        if not all(node.bandwidth and node.flops for asked in wanted for node in asked.nodes):
             progress.update(0, 0, "measuring this machine")
             usual = speed_here()
-            what = f"{figure(usual.bandwidth / 1e9)} GB/s of memory, {figure(usual.flops / 1e9)} GFLOP/s"
-            notes.append(f"Where no speed is given, this machine's is taken, measured just now: {what}.")
-            usual = _shared(usual, args, len(nodes))
-        if args.link is None and len({node.host for node in nodes}) > 1:
-            notes.append(f"No --link is given; between hosts this one is taken: {NETWORK.words}.")
-        links = Links(LOCAL, args.link or NETWORK)
-        advice = advise(facts, nodes, load, links, usual)
+        found = [_advise(asked, facts, load, Links(IN_HOST, args.link or ETHERNET), usual, args) for asked in wanted]
         if getattr(args, "json", False):
-            line = json.dumps(plan_dict(facts, nodes, load, links, usual, advice, notes))
+            dicts = [told for _, told, _ in found]
+            line = json.dumps(dicts[0] if len(dicts) == 1 else {"meshes": dicts})
             progress.finish(View(line, note(line).html))
         else:
-            progress.finish(plan_view(facts, load, advice, notes))
-    return 0 if advice.best else 1
+            progress.finish(stack(*(view for _, _, view in found)))
+    return 0 if all(advice.good for advice, _, _ in found) else 1
 
 
-def _nodes_here(context: Context) -> tuple[tuple[Node, ...], list[str]]:
-    """Where none are given: the engines of this notebook's cluster, which share this machine, or the machine itself.
-
-    Raises:
-        UsageProblem: engines on other hosts, whose memory is not known here.
-    """
-    from mlxcel_nb.models.memory import room
-
-    left = room().available
-    try:
-        cluster = context.session.get().cluster
-    except ClusterError:
-        return (Node("this machine", left, "here"),), [f"Planned for what this machine has free: {bytes_text(left)}."]
-    engines = [node.node_id for node in cluster.nodes]
-    if not all(node.address.is_loopback for node in cluster.nodes):
-        raise UsageProblem("the engines are on several hosts", advice="Say what each has: --nodes 16GB,16GB.")
-    each = left // len(engines)
-    notes = [f"Planned for the {len(engines)} engines of {cluster.name}, which share {bytes_text(left)} that are free."]
-    return tuple(Node(name, each, "here") for name in engines), notes
-
-
-def _shared(speed: Speed, args: argparse.Namespace, count: int) -> Speed:
-    """Engines of one machine share its memory's bandwidth and its cores; nodes that were listed are machines."""
-    return speed if args.nodes else Speed(speed.bandwidth / count, speed.flops / count, speed.per_layer)
+def _advise(
+    asked: Asked, facts: ModelFacts, load: Load, links: Links, machine: Speed | None, args: argparse.Namespace
+) -> tuple[Advice, dict[str, Any], View]:
+    """Advice for some nodes, for programs and for people."""
+    notes = list(asked.notes)
+    usual = machine
+    if machine is not None:
+        what = f"{figure(machine.bandwidth / 1e9)} GB/s of memory, {figure(machine.flops / 1e9)} GFLOP/s"
+        notes.append(f"Where no speed is given, this machine's is taken, measured just now: {what}.")
+        usual = Speed(machine.bandwidth / asked.sharing, machine.flops / asked.sharing, machine.per_layer)
+    if args.link is None and len({node.host for node in asked.nodes}) > 1:
+        notes.append(f"No --link is given; between hosts this one is taken: {ETHERNET.words}.")
+    advice = advise(facts, asked.nodes, load, links, usual, asked.given)
+    places = places_view(args.config, asked.places, asked.nodes) if asked.places else None
+    told = plan_dict(facts, asked.nodes, load, links, usual, advice, notes, asked.mesh)
+    return advice, told, plan_view(facts, load, advice, notes, asked.mesh, places)
 
 
 def _load(args: argparse.Namespace, facts: ModelFacts) -> Load:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mlxcel_nb.cluster.config_model import NodeEntry
 from mlxcel_nb.display.reports import layers_text
 from mlxcel_nb.display.view import Column, View, stack, table
 from mlxcel_nb.plan.adviser import Advice, Judged
@@ -18,13 +19,21 @@ from mlxcel_nb.util.units import bytes_text, figure
 TAKEN, FITS, DOES_NOT = "▸", "○", "✕"
 
 
-def plan_view(facts: ModelFacts, load: Load, advice: Advice, assumed: Sequence[str]) -> View:
-    """Two tables, layouts and nodes, and what to do."""
+def plan_view(
+    facts: ModelFacts, load: Load, advice: Advice, assumed: Sequence[str], mesh: str = "", places: View | None = None
+) -> View:
+    """Two tables, layouts and nodes, and what to do.
+
+    Args:
+        mesh: of a cluster file, where the nodes are one.
+        places: those nodes as the file has them.
+    """
     columns = [Column(""), Column("layout"), Column("layers")]
     columns += [Column(name, number=True) for name in ("longest context", "at once", "first token", "tokens/s")]
     columns.append(Column("why not"))
     rows = [_layout_row(each, advice) for each in advice.judged]
-    title = f"{facts.name}: {facts.model_type}, {facts.n_layers} layers, {bytes_text(facts.weights)} of weights as "
+    title = f"{mesh}: " if mesh else ""
+    title += f"{facts.name}: {facts.model_type}, {facts.n_layers} layers, {bytes_text(facts.weights)} of weights as "
     title += facts.quantised or facts.dtype
     several = f"{load.sequences} sequences" if load.sequences > 1 else "a sequence"
     notes = [
@@ -38,7 +47,33 @@ def plan_view(facts: ModelFacts, load: Load, advice: Advice, assumed: Sequence[s
     best = advice.best
     head = f"Take {best.layout.name}{_how(best)}" if best else "No layout fits"
     verdict = table(head, [], [], advice.why)
-    return stack(layouts, _bytes_view(advice), *([refused] if advice.refused else []), verdict)
+    views = [layouts, _bytes_view(advice)]
+    views += [refused] if advice.refused else []
+    if words := _given_words(advice):
+        verdict = table(head, [], [], [words, *advice.why])
+    return stack(*([places] if places else []), *views, verdict)
+
+
+def places_view(source: str, entries: Sequence[NodeEntry], nodes: Sequence[Node]) -> View:
+    """Nodes of a cluster file: what they are there, and what they are planned with."""
+    columns = [Column("node"), Column("role"), Column("group"), Column("stage", number=True)]
+    columns += [Column("rank", number=True), Column("layers"), Column("memory", number=True)]
+    rows: list[list[object]] = [
+        [e.id, e.role, e.group, e.stage, e.rank, layers_text(e.layers), bytes_text(node.memory)]
+        for e, node in zip(entries, nodes, strict=True)
+    ]
+    return table(f"Nodes of {source}", columns, rows)
+
+
+def _given_words(advice: Advice) -> str:
+    """Whether what a cluster file lays down can be."""
+    if advice.given_refused:
+        return f"The file's own layout cannot be: {advice.given_refused.rstrip('.')}."
+    if advice.given is None:
+        return ""
+    name = advice.given.layout.name
+    why_not = advice.given.why_not
+    return f"The file's own layout, {name}, {f'does not fit: {why_not}' if why_not else 'fits'}."
 
 
 def _uneven(advice: Advice) -> bool:
@@ -53,7 +88,7 @@ def _layout_row(each: Judged, advice: Advice) -> list[object]:
     fits = not each.why_not
     return [
         mark,
-        each.layout.name,
+        f"{each.layout.name}, the file's" if each is advice.given else each.layout.name,
         layers,
         _many(each.context),
         _many(each.sequences),
@@ -119,9 +154,11 @@ def plan_dict(
     usual: Speed | None,
     advice: Advice,
     assumed: Sequence[str],
+    mesh: str = "",
 ) -> dict[str, Any]:
     """The same for other programs: bytes, seconds, tokens; layer ranges half-open."""
     return {
+        "mesh": mesh or None,
         "model": facts.name,
         "model_type": facts.model_type,
         "layers": facts.n_layers,
@@ -136,7 +173,11 @@ def plan_dict(
             for n in nodes
         ],
         "link": {"latency_s": links.network.latency_s, "bytes_per_s": links.network.bytes_per_s},
-        "layouts": [_judged_dict(each, each is advice.best) for each in advice.judged],
+        "link_in_host": {"latency_s": links.local.latency_s, "bytes_per_s": links.local.bytes_per_s},
+        "layouts": [
+            _judged_dict(each, each is advice.best) | {"given": each is advice.given} for each in advice.judged
+        ],
+        "given_refused": advice.given_refused or None,
         "refused": [{"layout": name, "why": why} for name, why in advice.refused],
         "recommended": advice.best.layout.name if advice.best else None,
         "why": list(advice.why),

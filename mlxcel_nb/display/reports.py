@@ -89,6 +89,7 @@ def node_view(status: ClusterStatus, node_id: str) -> View:
         ["host", node.host or None],
         ["platform", node.platform or None],
         ["memory of the process", bytes_text(node.memory_bytes or None)],
+        ["free on its host", bytes_text(node.free_bytes or None)],
         ["pid", node.pid or None],
         ["BLAS", node.blas or None],
         ["threads", node.threads or None],

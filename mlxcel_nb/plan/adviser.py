@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxcel_nb.cluster.layout import Layout, split_evenly
+from mlxcel_nb.cluster.layout import LayerRange, Layout, split_evenly
 from mlxcel_nb.plan.estimate import PROCESS, Links, Load, NodePlan, Placement, Times, node_plan, times
 from mlxcel_nb.plan.facts import ModelFacts
 from mlxcel_nb.plan.nodes import Node, Speed, alike
@@ -56,10 +56,27 @@ class Judged:
 
 
 @dataclass(frozen=True)
+class Given:
+    """A layout that somebody has laid down, as in a cluster file.
+
+    Args:
+        nodes: by member, stage-major.
+        stages: layers by hand; None where they are to be shared as is best.
+    """
+
+    tp: int
+    pp: int
+    nodes: tuple[Node, ...]
+    stages: tuple[LayerRange, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Advice:
     """What there is to say.
 
     Args:
+        given: the layout that was laid down; None where none was, or where it cannot be.
+        given_refused: why it cannot be.
         refused: layouts that cannot be, by name, and why.
         best: None where nothing fits.
         why: reasons, a sentence each.
@@ -71,10 +88,20 @@ class Advice:
     best: Judged | None
     why: tuple[str, ...]
     by: str
+    given: Judged | None = None
+    given_refused: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether something fits, and what was laid down does."""
+        given_fits = self.given is None or not self.given.why_not
+        return self.best is not None and given_fits and not self.given_refused
 
 
-def advise(facts: ModelFacts, nodes: Sequence[Node], load: Load, links: Links, usual: Speed | None) -> Advice:
-    """Look at every layout of up to as many members as there are nodes.
+def advise(
+    facts: ModelFacts, nodes: Sequence[Node], load: Load, links: Links, usual: Speed | None, given: Given | None = None
+) -> Advice:
+    """Look at every layout of up to as many members as there are nodes, and at the one that was laid down.
 
     Args:
         usual: the speed of nodes whose own is not known; None where all are.
@@ -93,9 +120,29 @@ def advise(facts: ModelFacts, nodes: Sequence[Node], load: Load, links: Links, u
                 refused.append((_range(tp, pp, len(nodes) // tp), problem))
                 break
             judged.append(_judge(facts, _choose(nodes, tp, pp), tp, pp, load, links, usual, known=known))
+    own, cannot = None, ""
+    if given is not None:
+        cannot = _cannot(facts, given)
+    if given is not None and not cannot:
+        own = _judge(facts, given.nodes, given.tp, given.pp, load, links, usual, known=known, stages=given.stages)
+        judged = [own, *(each for each in judged if each.placement != own.placement)]
     best = _best(judged)
     why = _why(facts, best, judged, nodes, load, links) if best else _why_none(judged, load)
-    return Advice(tuple(judged), tuple(refused), best, tuple(why), "speed" if known else "memory")
+    by = "speed" if known else "memory"
+    return Advice(tuple(judged), tuple(refused), best, tuple(why), by, own, cannot)
+
+
+def _cannot(facts: ModelFacts, given: Given) -> str:
+    """Why a layout that was laid down is none for this model; "" where it is one."""
+    if given.tp in facts.refused:
+        return str(facts.refused[given.tp])
+    if given.pp > 1 and facts.unstaged:
+        return facts.unstaged
+    if given.pp > facts.n_layers:
+        return f"{given.pp} stages for {facts.n_layers} layers"
+    if given.stages is not None and given.stages[-1][1] != facts.n_layers:
+        return f"its layers end at {given.stages[-1][1] - 1}, and the model's last layer is {facts.n_layers - 1}"
+    return ""
 
 
 def _range(tp: int, first: int, last: int) -> str:
@@ -140,10 +187,12 @@ def _judge(
     usual: Speed | None,
     *,
     known: bool,
+    stages: tuple[LayerRange, ...] | None = None,
 ) -> Judged:
     speeds = [node.speed(usual) for node in nodes]
-    stages = split_evenly(facts.n_layers, pp)
-    if pp > 1:
+    if stages is None and pp == 1:
+        stages = split_evenly(facts.n_layers, pp)
+    if stages is None:
         costs = StageCosts(facts, nodes, speeds, tp, pp, load)
         chosen = split_layers(facts.n_layers, pp, costs.time) if known else None
         chosen = chosen or split_layers(facts.n_layers, pp, costs.memory)

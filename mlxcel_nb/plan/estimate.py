@@ -56,6 +56,14 @@ class Links:
         return max(pairs, key=lambda link: sent_s(link, 1 << 16), default=self.local)
 
 
+IN_HOST = LinkShape(latency_s=45e-6, bytes_per_s=2e9)
+"""Between processes of a host: all-reduces of 2 ranks from MLX arrays, over our encrypted links in shared memory, take
+50 us with 8 KiB and 591 us with 1 MiB (docs/benchmarks.md, `python -m benchmarks collectives`), on one machine."""
+
+ETHERNET = LinkShape(latency_s=200e-6, bytes_per_s=125e6)
+"""Between hosts, where nothing else is said: a gigabit, and what a small message takes over a switch."""
+
+
 def sent_s(link: LinkShape, count: float) -> float:
     """Seconds until `count` bytes have arrived."""
     return link.latency_s + (count / link.bytes_per_s if link.bytes_per_s else 0.0)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxcel_nb.cluster.collectives import OWN
+from mlxcel_nb.models.memory import room
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.shared_memory.offer import SharedMemoryOffer
 from mlxcel_nb.runtime.protocol import LoadOrder
@@ -24,6 +25,7 @@ def host_facts() -> dict[str, Any]:
         "pid": os.getpid(),
         "platform": f"{platform.system()} {platform.machine()}",
         "memory_bytes": psutil.Process().memory_info().rss,
+        "free_bytes": room().available,
     }
 
 

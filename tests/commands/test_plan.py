@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from mlxcel_nb.cluster.address import Address
-from mlxcel_nb.commands import parser, plan, tree
+from mlxcel_nb.client.report import ClusterStatus, LoadReport, NodeReport
+from mlxcel_nb.commands import parser, plan, plan_nodes, tree
 from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.dispatch import Context, run
 from mlxcel_nb.commands.parser import UsageProblem, Where
 from mlxcel_nb.commands.session import Held, Session
-from mlxcel_nb.errors import ModelError
+from mlxcel_nb.errors import ClusterError, ConfigError, ModelError
 from mlxcel_nb.plan.nodes import Speed
 from tests.published import PUBLISHED
 from tests.tiny import make_tiny
@@ -141,16 +141,142 @@ def test_this_machine_is_measured_and_taken_where_nothing_is_said(tmp_path: Path
     assert "Take single on this machine" in text
 
 
-def test_in_a_notebook_the_engines_are_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "speed_here", lambda: Speed(8e9, 1e11, 0.0))
+def held(*nodes: NodeReport, model: LoadReport | None = None) -> Session:
+    """A session with a cluster that says this of itself."""
+    status = ClusterStatus(name="lab", router_id="r", state="", nodes=nodes, links=(), model=model)
     session = Session()
-    nodes = [SimpleNamespace(node_id=f"engine-{n}", address=Address("127.0.0.1", 9000 + n)) for n in range(2)]
-    session._held["lab"] = Held(SimpleNamespace(name="lab", nodes=nodes, stop=lambda: None))  # type: ignore[arg-type]
-    status, text = ask(str(make_tiny(tmp_path / "m")), session, Where.MAGIC)
+    session._held["lab"] = Held(SimpleNamespace(name="lab", status=lambda: status, stop=lambda: None))  # type: ignore[arg-type]
+    return session
+
+
+def engine(number: int, *, host: str = "h", free: int = 4 * 10**9, state: str = "alive") -> NodeReport:
+    return NodeReport(node_id=f"engine-{number}", state=state, host=host, free_bytes=free)
+
+
+@pytest.fixture
+def speedless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "speed_here", lambda: Speed(8e9, 1e11, 0.0))
+
+
+@pytest.mark.usefixtures("speedless")
+def test_in_a_notebook_the_engines_are_the_nodes_by_what_each_has_free(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "m")
+    nodes = [engine(0), engine(1, free=5 * 10**9), engine(2, host="other", free=7 * 10**9), engine(3, state="dead")]
+    status, text = ask(str(folder), held(*nodes), Where.MAGIC)
     assert status == 0
-    assert "the 2 engines of lab" in text
-    assert "Take single on engine-0" in text
-    assert "tp2" in text
-    nodes[1].address = Address("10.0.0.2", 9000)
-    with pytest.raises(UsageProblem, match="several hosts"):
-        ask(str(tmp_path / "m"), session, Where.MAGIC)
+    assert "the 3 engines of lab and what is free: 4 GB on h, 7 GB on other" in text
+    assert "Take single on engine-" in text
+    assert "tp3" in text
+    (only,) = plan_nodes.asked_for(SimpleNamespace(config=None, nodes=None), Context(TerminalConsole(), held(*nodes)))  # type: ignore[arg-type]
+    assert [(node.name, node.memory, node.host) for node in only.nodes] == [
+        ("engine-0", 2 * 10**9, "h"), ("engine-1", 2 * 10**9, "h"), ("engine-2", 7 * 10**9, "other"),
+    ]  # fmt: skip
+    assert only.sharing == 2
+
+
+@pytest.mark.usefixtures("speedless")
+def test_engines_that_do_not_say_and_clusters_without_one_are_told(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "m")
+    with pytest.raises(UsageProblem, match="engine-1 did not say how much"):
+        ask(str(folder), held(engine(0), engine(1, free=0)), Where.MAGIC)
+    with pytest.raises(ClusterError, match="no engine of lab lives"):
+        ask(str(folder), held(engine(0, state="dead")), Where.MAGIC)
+
+
+FILE = """
+[cluster]
+name = "desk"
+secret_file = "cluster.secret"
+elastic = "spare"
+{sizes}
+"""
+
+
+def cluster_file(folder: Path, sizes: str, *nodes: str) -> Path:
+    text = FILE.format(sizes=sizes)
+    for number, node in enumerate(nodes):
+        first, _, memory = node.partition("@")
+        text += f'[[nodes]]\nid = "mac{number}"\naddress = "10.0.0.{number + 1}:9000"\n{first}\n'
+        text += f"[nodes.resources]\nmemory_bytes = {memory}\n" if memory else ""
+    (folder / "cluster.toml").write_text(text)
+    return folder / "cluster.toml"
+
+
+@pytest.mark.usefixtures("speedless")
+def test_a_cluster_file_says_memory_roles_and_a_layout(config: Path, tmp_path: Path) -> None:
+    file = cluster_file(
+        tmp_path,
+        "pipeline_parallel_size = 2",
+        'role = "pipeline"\nstage = 1\nlayers = "12-31"@16_000_000_000',
+        'role = "pipeline"\nstage = 0\nlayers = "0-11"@8_000_000_000',
+        "spare = true@1_000_000_000",
+    )
+    told = asked(f"{config} --config {file}")
+    assert told["mesh"] == "replica-0"
+    assert [(node["name"], node["memory_bytes"]) for node in told["nodes"]] == [
+        ("mac1", 8 * 10**9),
+        ("mac0", 16 * 10**9),
+    ]
+    given = next(each for each in told["layouts"] if each["given"])
+    assert given["layout"] == "pp2"
+    assert given["stages"] == [[0, 12], [12, 32]]
+    assert [part["node"] for part in given["parts"]] == ["mac1", "mac0"]
+    assert given["fits"]
+    assert any("mac2" in note for note in told["assumed"])
+    status, text = ask(f"{config} --config {file}")
+    assert status == 0
+    assert "pipeline_stage" in text
+    assert "pp2, the file's" in text
+    assert "The file's own layout, pp2, fits." in text
+
+
+@pytest.mark.usefixtures("speedless")
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [(("0-19", "20-31"), "does not fit: mac0 would need"), (("0-9", "10-15"), "cannot be: its layers end at 15")],
+)
+def test_a_cluster_file_whose_layout_cannot_work_is_told_and_the_status_is_one(
+    config: Path, tmp_path: Path, layers: tuple[str, str], words: str
+) -> None:
+    nodes = [
+        f'role = "pipeline"\nstage = {n}\nlayers = "{span}"@{memory}'
+        for n, (span, memory) in enumerate(zip(layers, (8 * 10**9, 16 * 10**9), strict=True))
+    ]
+    file = cluster_file(tmp_path, "pipeline_parallel_size = 2", *nodes, "spare = true@1")
+    status, text = ask(f"{config} --config {file}")
+    assert status == 1
+    assert words in text
+    assert "Take pp2" in text  # with other layers it fits
+
+
+@pytest.mark.usefixtures("speedless")
+def test_without_layers_by_hand_the_files_layout_gets_the_best(config: Path, tmp_path: Path) -> None:
+    nodes = [f'role = "pipeline"\nstage = {n}@{memory}' for n, memory in enumerate((8 * 10**9, 16 * 10**9))]
+    told = asked(f"{config} --config {cluster_file(tmp_path, 'pipeline_parallel_size = 2', *nodes, 'spare = true@1')}")
+    given = next(each for each in told["layouts"] if each["given"])
+    assert given["stages"][0][1] < 16
+    assert [each["layout"] for each in told["layouts"]].count("pp2") == 1
+
+
+@pytest.mark.usefixtures("speedless")
+def test_groups_are_planned_each_for_itself(config: Path, tmp_path: Path) -> None:
+    nodes = ['role = "prefill"@20_000_000_000', 'role = "decode"@24_000_000_000', 'role = "decode"@8_000_000_000']
+    status, text = ask(f"{config} --config {cluster_file(tmp_path, '', *nodes, 'spare = true@1')} --json")
+    meshes = json.loads(text)["meshes"]
+    assert [each["mesh"] for each in meshes] == ["prefill-0", "decode-0", "decode-1"]
+    assert [next(x["fits"] for x in each["layouts"] if x["given"]) for each in meshes] == [True, True, False]
+    assert status == 1
+
+
+@pytest.mark.usefixtures("speedless")
+def test_memory_that_a_file_does_not_say_is_found_out_here_alone(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "m")
+    file = cluster_file(tmp_path, "", "", "@1000000000", "spare = true@1")
+    with pytest.raises(ConfigError, match="how much memory node mac0 has"):
+        ask(f"{folder} --config {file}")
+    file.write_text(file.read_text().replace("10.0.0.", "127.0.0."))
+    status, text = ask(f"{folder} --config {file}")
+    assert status == 0
+    assert "an equal part of what this machine has free" in text
+    with pytest.raises(UsageProblem, match="Give one of the two"):
+        ask(f"{folder} --config {file} --nodes 1GB")

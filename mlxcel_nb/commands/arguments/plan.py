@@ -22,6 +22,8 @@ def add(tree: Tree) -> None:
     plan.add("model", metavar="MODEL", completes=Kind.MODEL, help=about)
     given = "memory of each, as in 16GB,16GB,8GB; 2x24GB on one host; 16GB@100GB/s@4TFLOPS (default: what runs here)"
     plan.add("--nodes", type=nodes, metavar="LIST", help=given)
+    written = "nodes, their memory, roles and places out of a cluster file, whose own layout is judged too"
+    plan.add("--config", metavar="FILE", completes=Kind.PATH, help=written)
     plan.add(
         "--context", type=shared.count, metavar="N", help="tokens of a sequence (default 4096, or the model's most)"
     )
