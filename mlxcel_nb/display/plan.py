@@ -132,7 +132,8 @@ def _alike(parts: Sequence[NodePlan]) -> Iterator[tuple[list[NodePlan], str]]:
 def _how(best: Judged) -> str:
     if best.layout.size == 1:
         return f" on {best.placement.nodes[0].name}: nothing split"
-    words = [f"--{kind} {n}" for kind, n in (("tp", best.layout.tp), ("pp", best.layout.pp)) if n > 1]
+    layout = best.layout
+    words = [f"--{kind} {n}" for kind, n in (("tp", layout.tp), ("pp", layout.pp), ("ep", layout.ep)) if n > 1]
     if best.layout.pp > 1:
         words.append(f"--layers {','.join(str(layers_text(span)) for span in best.layout.stages)}")
     return f": load with {' '.join(words)}"
@@ -190,6 +191,7 @@ def _judged_dict(each: Judged, recommended: bool) -> dict[str, Any]:
     return {
         "layout": each.layout.name,
         "tp": each.layout.tp,
+        "ep": each.layout.ep,
         "stages": [list(span) for span in each.layout.stages],
         "fits": not each.why_not,
         "why_not": each.why_not or None,

@@ -10,21 +10,25 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.errors import ConfigError, ModelError
 from mlxcel_nb.models import architecture, quantisation, sharding, stages
 from mlxcel_nb.models.imagined import Imagined, drop_tied_head
 from mlxcel_nb.models.looking import Look
 from mlxcel_nb.models.safetensors_index import TensorEntry
+from mlxcel_nb.models.sharding import expert_parallel
+from mlxcel_nb.models.sharding.block import Block
 from mlxcel_nb.models.stages import named_arrays
 from mlxcel_nb.models.weights import Weights
+from mlxcel_nb.plan.experts import experts_in
 from mlxcel_nb.plan.facts import Ends, Growth, LayerFacts, ModelFacts, RankFacts
-from mlxcel_nb.plan.part import Part, whole
+from mlxcel_nb.plan.part import Part, part_of, whole
 from mlxcel_nb.plan.shards import check_tp
 
 CONTEXTS = (
@@ -110,6 +114,7 @@ def gather(
         except ConfigError as error:
             refused[tp] = error
     look = next(iter(seen.values()))
+    spread, unspread = _spread(source, built, look, found[1][0], ranks, activations)
     vocab = number_of(config, "vocab_size")
     return ModelFacts(
         name=name,
@@ -124,6 +129,8 @@ def gather(
         ranks=found,
         refused=refused,
         unstaged=unstaged,
+        spread=spread,
+        unspread=unspread,
         laps=built.skeleton.family.laps if built.skeleton else 1,
         quantised=_packed(config) if target is None else "",
         notes=tuple(dict.fromkeys(filter(None, [look.note, *source.notes]))),
@@ -230,6 +237,68 @@ def _rank(
         head=sum(weights.size(name) for name in read),
         head_products=sum(math.prod(shapes[name]) for name in read),
     )
+
+
+def _spread(
+    source: _Source,
+    built: _Built,
+    look: Look,
+    whole_model: RankFacts,
+    ranks: int,
+    activations: mx.Dtype,
+) -> tuple[dict[int, tuple[RankFacts, ...]], dict[int, ConfigError]]:
+    """The shares of expert-parallel ranks, up to `ranks` of them, and the numbers that cannot be; none without experts.
+
+    They differ from the whole model in how many experts they have; what the whole one's run has shown holds for all.
+    """
+    found: dict[int, tuple[RankFacts, ...]] = {}
+    refused: dict[int, ConfigError] = {}
+    if not experts_in(source.config) or built.skeleton is None:
+        return found, refused
+    for ep in range(2, ranks + 1):
+        layout = Layout(((0, source.n_layers),), ep=ep)
+        try:
+            found[ep] = tuple(
+                _expert_rank(source, built, part_of(layout, 0, number), look, whole_model, activations)
+                for number in range(ep)
+            )
+        except ConfigError as error:
+            refused[ep] = error
+    return found, refused
+
+
+def _expert_rank(
+    source: _Source,
+    built: _Built,
+    part: Part,
+    look: Look,
+    whole_model: RankFacts,
+    activations: mx.Dtype,
+) -> RankFacts:
+    """One expert-parallel rank's share of all layers."""
+    blocks = expert_parallel.find(built.model, source.config, part, built.weights.group)
+    built.weights.cuts = expert_parallel.cuts(blocks)
+    shapes = {name: built.weights._cut_shape(name) for name, _ in named_arrays(built.model)}
+    layers = []
+    for index, (same, prefixes) in enumerate(zip(whole_model.layers, _prefixes(built.skeleton), strict=True)):
+        names = [name for name in shapes if name.startswith(prefixes)]
+        mine = _layer(built.weights, names, shapes, look, index, activations, built.skeleton.family.laps)
+        sums = [
+            size
+            for block in blocks
+            if block.path.startswith(prefixes)
+            for size in _ways(block, look, part.ep_size, activations)
+        ]
+        layers.append(replace(mine, inner=same.inner, cache=same.cache, sums=tuple(sums)))
+    return replace(whole_model, layers=tuple(layers))
+
+
+def _ways(block: Block, look: Look, ep: int, activations: mx.Dtype) -> tuple[int, int]:
+    """Bytes a token of what goes to each other rank, and of what comes back: from its share of the experts chosen."""
+    product = next(name for name in block.shapes if name in ("up_proj.weight", "fc1.weight"))
+    wide = block.shapes[product][-1] * activations.size
+    chosen = look.chosen.get(block.full(product).rpartition(".")[0], 1.0) * expert_parallel.count(block)
+    return wide, round(chosen * wide / ep)
 
 
 def _layer(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxcel_nb.cluster.layout import LayerRange, Layout, split_evenly
+from mlxcel_nb.cluster.layout import LayerRange, Layout, Sizes, split_evenly
+from mlxcel_nb.plan.capacity import LONGEST
 from mlxcel_nb.plan.estimate import PROCESS, Links, Load, NodePlan, Placement, Times, node_plan, times
 from mlxcel_nb.plan.facts import ModelFacts
 from mlxcel_nb.plan.nodes import Node, Speed, alike
@@ -47,8 +48,11 @@ class Judged:
 
     @property
     def sequences(self) -> int:
-        """Sequences of the length asked for that fit at once: those of the node with least room."""
-        return min(part.sequences for part in self.parts)
+        """Sequences of the length asked for that fit at once: those of the node with least room; of expert-parallel
+        ranks, which hold some each, those of all together.
+        """
+        each = [part.sequences for part in self.parts]
+        return min(sum(each), LONGEST) if self.layout.ep > 1 else min(each)
 
     @property
     def tokens_per_s(self) -> float:
@@ -119,12 +123,19 @@ def advise(
             if problem:
                 refused.append((_range(tp, pp, len(nodes) // tp), problem))
                 break
-            judged.append(_judge(facts, _choose(nodes, tp, pp), tp, pp, load, links, usual, known=known))
+            judged.append(_judge(facts, _choose(nodes, tp, pp), Sizes(tp, pp), load, links, usual, known=known))
+    for ep in range(2, len(nodes) + 1):
+        if ep in facts.spread:
+            judged.append(_judge(facts, _choose(nodes, ep, 1), Sizes(ep=ep), load, links, usual, known=known))
+        elif ep in facts.unspread:
+            refused.append((f"ep{ep}", str(facts.unspread[ep])))
     own, cannot = None, ""
     if given is not None:
         cannot = _cannot(facts, given)
     if given is not None and not cannot:
-        own = _judge(facts, given.nodes, given.tp, given.pp, load, links, usual, known=known, stages=given.stages)
+        own = _judge(
+            facts, given.nodes, Sizes(given.tp, given.pp), load, links, usual, known=known, stages=given.stages
+        )
         judged = [own, *(each for each in judged if each.placement != own.placement)]
     best = _best(judged)
     why = _why(facts, best, judged, nodes, load, links) if best else _why_none(judged, load)
@@ -180,8 +191,7 @@ def _choose(nodes: Sequence[Node], tp: int, pp: int) -> tuple[Node, ...]:
 def _judge(
     facts: ModelFacts,
     nodes: tuple[Node, ...],
-    tp: int,
-    pp: int,
+    sizes: Sizes,
     load: Load,
     links: Links,
     usual: Speed | None,
@@ -190,6 +200,7 @@ def _judge(
     stages: tuple[LayerRange, ...] | None = None,
 ) -> Judged:
     speeds = [node.speed(usual) for node in nodes]
+    tp, pp, ep = sizes
     if stages is None and pp == 1:
         stages = split_evenly(facts.n_layers, pp)
     if stages is None:
@@ -198,8 +209,8 @@ def _judge(
         chosen = chosen or split_layers(facts.n_layers, pp, costs.memory)
         assert chosen is not None  # shares of memory are finite, and there are layers enough
         stages = chosen
-    placement = Placement(Layout(stages, tp), nodes)
-    parts = tuple(node_plan(facts, placement, member, load) for member in range(tp * pp))
+    placement = Placement(Layout(stages, tp, ep), nodes)
+    parts = tuple(node_plan(facts, placement, member, load) for member in range(sizes.members))
     return Judged(placement, parts, times(facts, placement, speeds, links, load), _why_not(parts, load))
 
 
@@ -268,6 +279,13 @@ def _why_split(best: Judged, judged: Sequence[Judged], nodes: Sequence[Node], li
         share = best.times.sums / best.times.token
         where = "within a host" if one_host else f"over a link of {links.slowest(stages[0]).words}"
         why.append(f"Ranks share the work of every layer {where}: their sums take {share:.0%} of a step.")
+    if layout.ep > 1:
+        share = best.times.sums / best.times.token
+        where = "within a host" if one_host else f"over a link of {links.slowest(stages[0]).words}"
+        why.append(
+            f"Each rank has some experts and the rest for the requests that it holds: tokens go to experts {where}, "
+            f"which takes {share:.0%} of a step."
+        )
     if layout.pp > 1 and layout.tp > 1:
         why.append("Stages hand on one activation a token, so they go across what is slow.")
     if layout.pp > 1 and layout.tp == 1:

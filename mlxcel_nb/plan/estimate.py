@@ -8,8 +8,9 @@ Times are estimates of a simple model, and are called that wherever they are sho
 * a step of decoding reads each weight that it needs once, and the caches: bytes / memory bandwidth;
 * reading a prompt computes: products / speed, or the bytes again where they take longer, chunk by chunk, several
   stages at work on different chunks;
-* an all-reduce of r ranks is one exchange with everybody, or a ring, whichever is shorter; stages hand on their
-  activations, and the last one a token, each at a link's latency and rate;
+* an all-reduce of r ranks is one exchange with everybody, or a ring, whichever is shorter; expert-parallel ranks send a
+  token to every other rank and get the outputs of its experts back, of which each rank has its share;
+* stages hand on their activations, and the last one a token, each at a link's latency and rate;
 * every layer costs a fixed time a step besides: that of starting its small operations.
 """
 
@@ -78,6 +79,11 @@ def summed_s(link: LinkShape, ranks: int, count: float) -> float:
     return min(direct, ring)
 
 
+def exchanged_s(link: LinkShape, layout: Layout, count: float) -> float:
+    """Seconds of one of a layer's exchanges: a sum of tensor ranks, or `count` bytes for each other's experts."""
+    return sent_s(link, (layout.ep - 1) * count) if layout.ep > 1 else summed_s(link, layout.tp, count)
+
+
 @dataclass(frozen=True)
 class NodePlan:
     """One node's part, in bytes. `left` is negative where it does not fit."""
@@ -105,7 +111,7 @@ class Placement:
     nodes: tuple[Node, ...]
 
     def stage(self, stage: int) -> tuple[Node, ...]:
-        return self.nodes[stage * self.layout.tp : (stage + 1) * self.layout.tp]
+        return self.nodes[stage * self.layout.width : (stage + 1) * self.layout.width]
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class Times:
     first: float
     token: float
     sums: float
-    """Of `token`, what the all-reduces take."""
+    """Of `token`, what the all-reduces take, or the ways to experts and back."""
 
 
 def samples(stage: int, rank: int, n_stages: int) -> bool:
@@ -142,17 +148,18 @@ def node_plan(facts: ModelFacts, placement: Placement, member: int, load: Load) 
     """What one member takes of its node."""
     layout = placement.layout
     stage, number = layout.stage_of(member), layout.rank_of(member)
-    rank, layers, node = facts.ranks[layout.tp][number], layout.stages[stage], placement.nodes[member]
+    rank, layers, node = facts.of(layout)[number], layout.stages[stage], placement.nodes[member]
     weights = rank.weights(layers, stage, layout.pp)
     held = rank.layers[slice(*layers)]
-    head = samples(stage, number, layout.pp)
+    head = layout.ep > 1 or samples(stage, number, layout.pp)
+    sequences = -(-load.sequences // layout.ep)
 
     def cache(tokens: int) -> int:
         return sum(layer.cache_at(tokens) for layer in held)
 
     def room(tokens: int) -> int:
         """Left for caches of sequences of `tokens` tokens."""
-        asked = Load(tokens, load.sequences, load.prompt)
+        asked = Load(tokens, sequences, load.prompt)
         return node.memory - PROCESS - weights - activations(facts, rank, layers, layout.tp, asked, head=head)
 
     each = cache(load.context)
@@ -163,10 +170,10 @@ def node_plan(facts: ModelFacts, placement: Placement, member: int, load: Load) 
         layers=layers,
         weights=weights,
         kv_per_token=sum(layer.kv_per_token for layer in held),
-        cache=each * load.sequences,
+        cache=each * sequences,
         activations=activations(facts, rank, layers, layout.tp, load, head=head),
-        left=room(load.context) - each * load.sequences,
-        context=longest(lambda tokens: room(tokens) >= load.sequences * cache(tokens), facts.context or LONGEST),
+        left=room(load.context) - each * sequences,
+        context=longest(lambda tokens: room(tokens) >= sequences * cache(tokens), facts.context or LONGEST),
         sequences=_many(room(load.context), each),
     )
 
@@ -181,8 +188,8 @@ def stage_s(
     """Seconds of one stage for one token, its all-reduces left out: those of the rank that takes longest."""
     layout = placement.layout
     slowest = 0.0
-    for number in range(layout.tp):
-        rank, speed = facts.ranks[layout.tp][number], speeds[stage * layout.tp + number]
+    for number, rank in enumerate(facts.of(layout)):
+        speed = speeds[stage * layout.width + number]
         read = sum(layer.active + layer.cache_at(load.context) for layer in rank.layers[slice(*layers)])
         read += rank.head if stage == layout.pp - 1 else 0
         slowest = max(slowest, read / speed.bandwidth + (layers[1] - layers[0]) * speed.per_layer)
@@ -197,8 +204,8 @@ def _chunk_s(
     layers = layout.stages[stage]
     nodes = placement.stage(stage)
     slowest = summing = 0.0
-    for number in range(layout.tp):
-        held, speed = facts.ranks[layout.tp][number].layers[slice(*layers)], speeds[stage * layout.tp + number]
+    for number, rank in enumerate(facts.of(layout)):
+        held, speed = rank.layers[slice(*layers)], speeds[stage * layout.width + number]
         products = 2.0 * count * sum(layer.products for layer in held)
         # Each token against each before it: for scores and for what they weigh, a product with all that is cached.
         looked = sum(
@@ -211,8 +218,8 @@ def _chunk_s(
         took = max(products / speed.flops, read / speed.bandwidth) + len(held) * speed.per_layer
         slowest = max(slowest, took)
     link = links.slowest(nodes)
-    for layer in facts.ranks[layout.tp][0].layers[slice(*layers)]:
-        summing += sum(summed_s(link, layout.tp, count * each) for each in layer.sums)
+    for layer in facts.of(layout)[0].layers[slice(*layers)]:
+        summing += sum(exchanged_s(link, layout, count * each) for each in layer.sums)
     return slowest + summing
 
 
@@ -227,8 +234,8 @@ def times(facts: ModelFacts, placement: Placement, speeds: Sequence[Speed], link
     for stage, layers in enumerate(layout.stages):
         token += stage_s(facts, placement, stage, layers, speeds, load)
         link = links.slowest(placement.stage(stage))
-        for layer in facts.ranks[layout.tp][0].layers[slice(*layers)]:
-            sums += sum(summed_s(link, layout.tp, each) for each in layer.sums)
+        for layer in facts.of(layout)[0].layers[slice(*layers)]:
+            sums += sum(exchanged_s(link, layout, each) for each in layer.sums)
     token += sums + _handed_on(facts, placement, links, 1) + _returned(placement, links)
 
     chunks = [(start, min(facts.chunk, load.prompt - start)) for start in range(0, load.prompt, facts.chunk)]
@@ -239,7 +246,7 @@ def times(facts: ModelFacts, placement: Placement, speeds: Sequence[Speed], link
             begun = max(arrived, ready[stage])
             ready[stage] = begun + _chunk_s(facts, placement, stage, speeds, links, count, start)
             arrived = ready[stage] + _hop_s(placement, links, stage, count * facts.width)
-    sampler = facts.ranks[layout.tp][0].head / speeds[layout.sampler].bandwidth
+    sampler = facts.of(layout)[0].head / speeds[layout.sampler].bandwidth
     return Times(first=ready[-1] + sampler + _returned(placement, links), token=token, sums=sums)
 
 
@@ -261,5 +268,7 @@ def _handed_on(facts: ModelFacts, placement: Placement, links: Links, tokens: in
 
 def _returned(placement: Placement, links: Links) -> float:
     """A sampled token's way to the member that leads."""
+    if placement.layout.ep > 1:  # whoever holds the sequence
+        return sent_s(links.slowest(placement.nodes), TOKEN_BYTES)
     leader, sampler = placement.nodes[0], placement.nodes[placement.layout.sampler]
     return 0.0 if placement.layout.pp == 1 else sent_s(links.between(leader, sampler), TOKEN_BYTES)

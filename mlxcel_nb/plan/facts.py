@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.errors import ConfigError
 
 
@@ -47,7 +48,8 @@ class LayerFacts:
         products: multiplications and additions one token costs in products with weights.
         inner: bytes of what these products make of one token, all together.
         cache: what it keeps of a sequence; layers that share a cache count it once.
-        sums: bytes of each all-reduce over the tensor ranks, a token.
+        sums: bytes of each all-reduce over the tensor ranks, a token; or of what goes from an expert-parallel rank to
+            each of the others, and of what comes back from it.
     """
 
     weights: int
@@ -111,6 +113,8 @@ class ModelFacts:
         chunk: tokens of a prompt that are read at once.
         ranks: by tensor parallel size, what each rank holds.
         refused: tensor parallel sizes that cannot be, and why.
+        spread: by the number of expert-parallel ranks, what each holds; empty where there are no experts.
+        unspread: numbers of them that cannot be, and why; empty where there are no experts.
         unstaged: why it cannot be cut in stages; "" where it can.
         laps: how often a token goes through all layers.
         quantised: what weights are packed in, for people; "" for plain numbers.
@@ -132,6 +136,12 @@ class ModelFacts:
     laps: int = 1
     quantised: str = ""
     notes: tuple[str, ...] = ()
+    spread: Mapping[int, tuple[RankFacts, ...]] = field(default_factory=dict)
+    unspread: Mapping[int, ConfigError] = field(default_factory=dict)
+
+    def of(self, layout: Layout) -> tuple[RankFacts, ...]:
+        """What each rank of a stage holds."""
+        return self.spread[layout.ep] if layout.ep > 1 else self.ranks[layout.tp]
 
     @property
     def n_layers(self) -> int:
