@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.errors import ConfigError, ModelError, OutOfMemory
-from mlxcel_nb.models import architecture, quantisation, sharding, stages
+from mlxcel_nb.models import architecture, quantisation, sharding, stages, untested
 from mlxcel_nb.models.memory import MemoryRoom, room
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
@@ -102,7 +102,8 @@ def load_part(
     if skeleton is None and len(getattr(model, "layers", [None] * part.n_layers)) != part.n_layers:
         raise ConfigError(f"the model has {len(model.layers)} layers, not {part.n_layers}")
     weights = Weights(model, skeleton, entries, quantisation.settings(config), target=_target(dtype))
-    untested = stages.check_stages(skeleton, architecture.module_name(config), part)
+    name = architecture.module_name(config)
+    remarks = [*stages.check_stages(skeleton, name, part), *untested.of_ranks(name, part)]
     check_tp(config, part.tp_size)
     tensor_plan = sharding.plan(model, config, part, groups=weights.group, experts=experts)
     mixtures = expert_parallel.find(model, config, part, weights.group) if part.ep_size > 1 else []
@@ -147,7 +148,7 @@ def load_part(
         vocab_size=_number(config, "vocab_size"),
         dtype=dtype,
         planned_bytes=sum(sizes),
-        warnings=[*_of_code(config), *untested, *weights.warnings, *tensor_plan.remarks()],
+        warnings=[*_of_code(config), *remarks, *weights.warnings, *tensor_plan.remarks()],
         dispatch=dispatch,
     )
 

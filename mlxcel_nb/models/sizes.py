@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.errors import ConfigError, ModelError
-from mlxcel_nb.models import architecture, quantisation, sharding, stages
+from mlxcel_nb.models import architecture, quantisation, sharding, stages, untested
 from mlxcel_nb.models.imagined import Imagined, drop_tied_head
 from mlxcel_nb.models.looking import Look
 from mlxcel_nb.models.safetensors_index import TensorEntry
@@ -209,6 +209,7 @@ def _rank(
     _, skeleton, weights = built
     tensor_plan = sharding.plan(built.model, source.config, part, groups=weights.group)
     weights.cuts = tensor_plan.cuts
+    source.notes += untested.of_ranks(architecture.module_name(source.config), part)
     source.notes += [f"tp{part.tp_size}: {remark}" for remark in tensor_plan.remarks() if part.tp_rank == 0]
     names_here = (name for name, _ in named_arrays(built.model) if name not in tensor_plan.dropped)
     shapes = {name: weights._cut_shape(name) for name in names_here}

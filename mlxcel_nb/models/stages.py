@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx import nn
 
 from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.models import untested
 from mlxcel_nb.models.staging import skeleton as skeletons
 from mlxcel_nb.models.staging.family import Call, Family, StageDone, Switches
 from mlxcel_nb.models.staging.skeleton import Place, Skeleton, Use, mixed, named_arrays
@@ -41,8 +42,7 @@ def check_stages(skeleton: Skeleton | None, architecture: str, part: Part) -> li
         return []
     from mlxcel_nb.models import catalogue  # pure, but large: most loads have no use for it
 
-    entry = catalogue.entry(architecture)
-    known = entry is not None or architecture in catalogue.architectures()
+    known = catalogue.entry(architecture) is not None or architecture in catalogue.architectures()
     if not known or skeleton is None or skeleton.rounds != skeleton.family.laps:
         why = "runs its layers more than once" if skeleton is not None and skeleton.rounds > 1 else (
             "does not run its layers one after the other" if known else "is Python code of its own"
@@ -50,13 +50,7 @@ def check_stages(skeleton: Skeleton | None, architecture: str, part: Part) -> li
         raise ConfigError(
             f"no pipeline stages for model type {architecture}, which {why}", advice="Ask for one stage (pp 1)."
         )
-    if entry is not None and not entry.fails:
-        return []
-    return [
-        f"pipeline stages of model type {architecture} are untested: "
-        + ("mlx-lm cannot run it on the machines we test on" if entry else "it is newer than our catalogue")
-        + "; compare with the whole model before you rely on it"
-    ]
+    return untested.remark("pipeline stages", architecture)
 
 
 def prune(skeleton: Skeleton, part: Part) -> None:
