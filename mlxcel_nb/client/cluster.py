@@ -16,21 +16,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from mlxcel_nb.client import loading, losses, status
+from mlxcel_nb.client import asking, loading, losses, status
 from mlxcel_nb.client.exits import Exits
 from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, closed_error, new_id
-from mlxcel_nb.client.stream import Inbox, Stream
+from mlxcel_nb.client.stream import Stream
 from mlxcel_nb.client.twins import AsyncTwins
 from mlxcel_nb.cluster.collectives import OWN, check_collectives
 from mlxcel_nb.cluster.names import check_given_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
 from mlxcel_nb.cluster.shape import parse_links
-from mlxcel_nb.errors import ClusterError, ConfigError, MlxcelError, PeerLost, RequestError, WireError
+from mlxcel_nb.errors import ClusterError, MlxcelError, RequestError
 from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, field
+from mlxcel_nb.runtime.protocol import GenerateOrder
 from mlxcel_nb.util import times
 from mlxcel_nb.util.versions import local_versions
 
@@ -190,7 +190,7 @@ class Cluster(AsyncTwins):
 
     def _explain(self, error: MlxcelError) -> MlxcelError:
         """A lost connection as the end of a process, when it was one, and what to do about it."""
-        return losses.explain(error, self._router, self._exits, loaded=self._model is not None)
+        return losses.explain(error, self._router, self.nodes, self._exits, loaded=self._model is not None)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -229,7 +229,10 @@ class Cluster(AsyncTwins):
                 raise losses.held(self._model, self.lost, self.n)
             check_collectives(collectives)
             plan = loading.prepare(model, tp=tp, pp=pp, ep=ep, layers=layers, allow_code=allow_code)
-            order = self._order(router, plan, dtype=dtype, allow_code=allow_code, collectives=collectives)
+            order = loading.order(
+                router, plan, self.nodes,
+                step_s=self.step_s, dtype=dtype, allow_code=allow_code, collectives=collectives,
+            )  # fmt: skip
             started = time.monotonic()
             self._leader = order.members[0].node_id
             try:
@@ -244,32 +247,6 @@ class Cluster(AsyncTwins):
                 raise
             self._model = loading.report(plan, order, loaded, time.monotonic() - started)
             return self._model
-
-    def _order(self, router: Router, plan: loading.Plan, **choices: Any) -> LoadOrder:
-        alive = [node for node in self.nodes if node.node_id in router.alive()]
-        needed = plan.layout.size
-        if needed > self.n:
-            raise ConfigError(
-                f"{plan.layout.name} needs {needed} engines, this cluster has {self.n}",
-                advice=f"Start one with {needed}, or split the model less.",
-            )
-        if needed > len(alive):
-            dead = ", ".join(node.node_id for node in self.nodes if node not in alive)
-            raise ConfigError(
-                f"{plan.layout.name} needs {needed} engines, but {dead} is dead",
-                advice="Stop the cluster and start it again, or split the model less.",
-            )
-        members = tuple(Member(node_id=n.node_id, address=str(n.address)) for n in alive[:needed])
-        return LoadOrder(
-            id=new_id(),
-            instance=new_id(),
-            model=str(plan.path),
-            layout=plan.layout,
-            members=members,
-            paths=loading.agree_paths(router, members, plan.layout),
-            step_s=self.step_s,
-            **choices,
-        )
 
     def unload(self) -> None:
         """Drop the model on every engine; requests under way are cancelled.
@@ -336,34 +313,9 @@ class Cluster(AsyncTwins):
             if self._model is not None:
                 self._last = completion
 
-        def cancel() -> None:
-            with contextlib.suppress(PeerLost):
-                router.send(leader, {"type": "cancel", "id": order.id})
-
-        inbox = Inbox(leader, lambda: router.close_inbox(order.id))
-        stream = Stream(
-            inbox,
-            cancel=cancel,
-            progress=lambda: field(field(router.ask(leader, {"type": "status"}), "status", dict), "progress", int),
-            explain=self._explain,
-            ended=ended,
-            stall_s=self.step_s + times.DEAD_S,
+        return asking.begin(
+            router, leader, order, explain=self._explain, ended=ended, stall_s=self.step_s + times.DEAD_S
         )
-        router.open_inbox(order.id, inbox.put)
-        try:
-            router.send(leader, order.to_dict())
-            return stream
-        except WireError as error:
-            inbox.close()
-            raise RequestError(f"the request cannot be sent: {error.cause}") from None
-        except MlxcelError as error:
-            inbox.close()
-            raise self._explain(error) from None
-        except BaseException:
-            # An interrupt: the order may be on its way, and the traceback keeps the stream from its end.
-            cancel()
-            inbox.close()
-            raise
 
     def generate(
         self,
@@ -374,7 +326,7 @@ class Cluster(AsyncTwins):
         rank: int | None = None,
     ) -> Completion:
         """`stream` and wait for the end. An interrupt cancels the request on every rank."""
-        return _finish(self.stream(prompt, params, messages=messages, rank=rank))
+        return asking.finish(self.stream(prompt, params, messages=messages, rank=rank))
 
     def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced:
         """Feed `tokens` after `prompt`, whatever the model would choose, and bring logits and layers from the engines.
@@ -387,7 +339,7 @@ class Cluster(AsyncTwins):
         if model is None or instance is None:
             raise ClusterError("no model is loaded", advice="Load one first.")
         order = forcing.order(instance, prompt, tokens)
-        _finish(self._stream(order))
+        asking.finish(self._stream(order))
         return forcing.bring(router, model, order.id, len(tokens), self.step_s)
 
     # -- status -----------------------------------------------------------------------------------
@@ -419,14 +371,6 @@ class Cluster(AsyncTwins):
             differing=differing,
             warnings=status.warnings(nodes, differing, exits),
         )
-
-
-def _finish(stream: Stream) -> Completion:
-    try:
-        return stream.result()
-    except BaseException:
-        stream.cancel()
-        raise
 
 
 def _end_later(router: Router, launcher: LocalCluster) -> None:

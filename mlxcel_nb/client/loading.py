@@ -20,6 +20,7 @@ from mlxcel_nb.cluster.layout import Layout, make_layout
 from mlxcel_nb.cluster.paths import ASKED_FOR_THUNDERBOLT, Agreement, agree
 from mlxcel_nb.cluster.places import Place
 from mlxcel_nb.errors import ConfigError, MlxcelError, PeerLost, StepTimeout
+from mlxcel_nb.launch.local import EngineInfo
 from mlxcel_nb.models.folder import check_tokenizer, read_json
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.store import resolve
@@ -95,6 +96,40 @@ def check_count(n: int) -> None:
     most = max(MIN_MOST_ENGINES, 4 * usable_cores())
     if not 1 <= n <= most:
         raise ConfigError(f"{n} engines", advice=f"Ask for 1 to {most} on this machine.")
+
+
+def order(router: Router, plan: Plan, engines: Sequence[EngineInfo], **choices: Any) -> LoadOrder:
+    """What the first of `engines` that live are told to load.
+
+    Args:
+        choices: the other fields of the order.
+
+    Raises:
+        ConfigError: there are too few of them.
+    """
+    alive = [engine for engine in engines if engine.node_id in router.alive()]
+    needed = plan.layout.size
+    if needed > len(engines):
+        raise ConfigError(
+            f"{plan.layout.name} needs {needed} engines, this cluster has {len(engines)}",
+            advice=f"Start one with {needed}, or split the model less.",
+        )
+    if needed > len(alive):
+        dead = ", ".join(engine.node_id for engine in engines if engine not in alive)
+        raise ConfigError(
+            f"{plan.layout.name} needs {needed} engines, but {dead} is dead",
+            advice="Stop the cluster and start it again, or split the model less.",
+        )
+    members = tuple(Member(node_id=engine.node_id, address=str(engine.address)) for engine in alive[:needed])
+    return LoadOrder(
+        id=new_id(),
+        instance=new_id(),
+        model=str(plan.path),
+        layout=plan.layout,
+        members=members,
+        paths=agree_paths(router, members, plan.layout),
+        **choices,
+    )
 
 
 def agree_paths(router: Router, members: Sequence[Member], layout: Layout) -> Agreement:

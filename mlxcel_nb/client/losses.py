@@ -6,6 +6,7 @@ others hold of the model is of no use alone, but they can be given another split
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from mlxcel_nb.client.exits import Exits
@@ -13,9 +14,17 @@ from mlxcel_nb.client.report import LoadReport
 from mlxcel_nb.client.router import Router
 from mlxcel_nb.errors import ClusterError, EngineLost, MlxcelError, PeerLost
 from mlxcel_nb.launch.local import EngineInfo
+from mlxcel_nb.launch.process import is_ending
 
-EXIT_NEWS_S = 1.0
-"""How long an error waits for the news that a process has ended, to say so."""
+GOODBYE_S = 1.0
+"""How long an error waits for the news that a process has ended, to say so, while that process is whole: one that is
+about to end says goodbye first."""
+
+ENDING_S = 15.0
+"""The same once its end has begun: it may have gigabytes to give back, on a machine that has no time for it."""
+
+LOOK_S = 0.1
+"""Between two looks at the process."""
 
 _ANEW = "top the cluster and start it again."
 
@@ -27,7 +36,9 @@ def lost(router: Router, engines: Sequence[EngineInfo], exits: Exits) -> dict[st
     return {node: ended.get(node) or router.state(node)[1] for node in dead}
 
 
-def explain(error: MlxcelError, router: Router | None, exits: Exits, *, loaded: bool) -> MlxcelError:
+def explain(
+    error: MlxcelError, router: Router | None, engines: Sequence[EngineInfo], exits: Exits, *, loaded: bool
+) -> MlxcelError:
     """A lost connection as the end of a process, when it was one.
 
     Args:
@@ -36,12 +47,23 @@ def explain(error: MlxcelError, router: Router | None, exits: Exits, *, loaded: 
     node = error.node
     if not isinstance(error, PeerLost) or node is None:
         return error
-    description = exits.wait_for(node, EXIT_NEWS_S)
+    description = _how_it_ended(node, engines, exits)
     left = sum(each != node for each in router.alive()) if router else 0
     advice = _advice(left, loaded=loaded)
     if description is None:
         return PeerLost(error.cause, node=node, advice=error.advice or advice)
     return EngineLost(description, node=node, advice=advice)
+
+
+def _how_it_ended(node: str, engines: Sequence[EngineInfo], exits: Exits) -> str | None:
+    """What the launcher tells of its process's end; None where it goes on. A link ends before the process has."""
+    pid = next((engine.pid for engine in engines if engine.node_id == node), None)
+    began = time.monotonic()
+    while (description := exits.wait_for(node, LOOK_S)) is None:
+        patience = ENDING_S if pid is not None and is_ending(pid) else GOODBYE_S
+        if time.monotonic() - began > patience:
+            break
+    return description
 
 
 def held(model: LoadReport, lost: dict[str, str], count: int) -> ClusterError:

@@ -42,6 +42,20 @@ def started(pid: int) -> float | None:
         return None
 
 
+def is_ending(pid: int) -> bool:
+    """Whether the end of `pid` has begun, or is over.
+
+    Linux takes a process's memory away before it closes its sockets, and what is left of it has no command line:
+    whoever has seen a connection of a dying process end is told so here, however long the rest takes.
+    """
+    if not HAS_PROC:
+        return started(pid) is None
+    try:
+        return not Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
+
+
 def is_alive(pid: int, start: float) -> bool:
     """Whether `pid` is still the process that started at `start`."""
     return pid > 0 and started(pid) == start
