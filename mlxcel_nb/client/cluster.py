@@ -205,6 +205,7 @@ class Cluster(AsyncTwins):
         dtype: str = "auto",
         allow_code: bool = False,
         collectives: str = OWN,
+        vocab_parallel: bool = False,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> LoadReport:
         """Split `model` over the first `tp * pp` engines, or the first `ep`, and make one token with it.
@@ -219,6 +220,7 @@ class Cluster(AsyncTwins):
             allow_code: let a folder that is Python code of its own run it on the engines; else it is refused.
             collectives: who adds the partial sums of tensor ranks up: "own", encrypted, or MLX's "mlx-ring",
                 "mlx-jaccl" or "mlx-nccl", which are not.
+            vocab_parallel: tensor ranks share the embedding and the head too: less memory, and a little more to send.
 
         Raises:
             ConfigError: a split that cannot work, before anything is read. ModelError: files. MlxcelError: a node.
@@ -232,6 +234,7 @@ class Cluster(AsyncTwins):
             order = loading.order(
                 router, plan, self.nodes,
                 step_s=self.step_s, dtype=dtype, allow_code=allow_code, collectives=collectives,
+                vocab_parallel=vocab_parallel,
             )  # fmt: skip
             started = time.monotonic()
             self._leader = order.members[0].node_id

@@ -23,6 +23,7 @@ class LLM:
         tensor_parallel_size, pipeline_parallel_size: ranks and stages; one engine for each pair.
         allow_code: let a model folder's own Python code run on the engines.
         collectives: as for `Cluster.load`; all but "own" are unencrypted.
+        vocab_parallel: tensor ranks share the embedding and the head too.
         cluster: use this running cluster instead of starting one; it is not stopped then.
         options: passed on to `Cluster`.
 
@@ -41,6 +42,7 @@ class LLM:
         dtype: str = "auto",
         allow_code: bool = False,
         collectives: str = OWN,
+        vocab_parallel: bool = False,
         cluster: Cluster | None = None,
         **options: Any,
     ) -> None:
@@ -65,6 +67,7 @@ class LLM:
                 dtype=dtype,
                 allow_code=allow_code,
                 collectives=collectives,
+                vocab_parallel=vocab_parallel,
             )
         except BaseException:
             if self._owned:

@@ -81,6 +81,7 @@ def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet:
             dtype=args.dtype,
             allow_code=args.allow_code,
             collectives=args.collectives,
+            vocab_parallel=args.vocab_parallel,
             on_progress=meter,
         )
         if not quiet:

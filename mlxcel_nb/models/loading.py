@@ -12,7 +12,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from mlxcel_nb.models import architecture, quantisation, sharding, stages, untes
 from mlxcel_nb.models.memory import MemoryRoom, room
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
-from mlxcel_nb.models.sharding import expert_parallel
+from mlxcel_nb.models.sharding import expert_parallel, vocabulary
 from mlxcel_nb.models.slices import SliceReader
 from mlxcel_nb.models.weights import Weights
 from mlxcel_nb.plan.part import Part, whole
@@ -67,6 +67,7 @@ def load_part(
     experts: str = "cut",
     exchange: expert_parallel.Exchange | None = None,
     names: Sequence[str] = (),
+    gather: vocabulary.Gather | None = None,
 ) -> LoadedPart:
     """Load `part` of the model folder `path`.
 
@@ -83,6 +84,7 @@ def load_part(
             experts whole.
         exchange: brings tokens to the experts of other expert-parallel ranks; needed when there are some.
         names: of those ranks, for errors.
+        gather: puts the tensor ranks' logits side by side; needed where they share the vocabulary.
 
     Raises:
         ConfigError: a split this model does not allow. ModelError: files that are not what they should be.
@@ -106,6 +108,10 @@ def load_part(
     remarks = [*stages.check_stages(skeleton, name, part), *untested.of_ranks(name, part)]
     check_tp(config, part.tp_size)
     tensor_plan = sharding.plan(model, config, part, groups=weights.group, experts=experts)
+    if part.vocab_parallel and part.tp_size > 1:
+        tried = not untested.of_ranks(name, part)
+        if not vocabulary.share(tensor_plan, skeleton, part, gather, tried=tried):
+            part = replace(part, vocab_parallel=False)
     mixtures = expert_parallel.find(model, config, part, weights.group) if part.ep_size > 1 else []
     weights.cuts = tensor_plan.cuts | expert_parallel.cuts(mixtures)
     sharding.apply(model, tensor_plan)

@@ -113,7 +113,8 @@ class LoadedPart:
 
         Returns:
             Logits (B, 1, V), or (B, L, V) with `all_logits`, from the part that samples (rank 0 of the last stage) in
-            the last lap; else a `Handover`, for the same rank of the next stage. Not evaluated.
+            the last lap; else a `Handover`, for the same rank of the next stage. Not evaluated. Where the vocabulary is
+            shared, the other ranks of the last stage give an array of that shape that means nothing.
         """
         if isinstance(x, mx.array):
             ids, received = x, Handover()
@@ -130,7 +131,7 @@ class LoadedPart:
         self.switches.begin(received, on_layer, all_logits=all_logits, lap=lap)
         try:
             out = self.model(ids, cache=cache)
-            if not self.part.samples:  # layers that run more than once; the head at their end is a stand-in
+            if not self.part.has_head:  # layers that run more than once; the head at their end is a stand-in
                 out = self.switches.sent
         except StageDone:
             out = self.switches.sent

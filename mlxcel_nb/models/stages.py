@@ -64,18 +64,18 @@ def prune(skeleton: Skeleton, part: Part) -> None:
     owners = {path: index for index in range(part.n_layers) for path in skeleton.paths_of(index)}
     for place in skeleton.others:
         owner = owners.get(place.path)
-        if not (_needed(skeleton, place, part) if owner is None else part.holds(owner)):
+        if not (needed(skeleton, place, part) if owner is None else part.holds(owner)):
             place.put(absent(place.module, Absent))
 
 
-def _needed(skeleton: Skeleton, place: Place, part: Part) -> bool:
-    """What no look has seen in use is kept, since it might be."""
+def needed(skeleton: Skeleton, place: Place, part: Part) -> bool:
+    """Whether `part` keeps a part outside the layers. What no look has seen in use is kept, since it might be."""
     use = skeleton.uses[place.path]
     if use & Use.BETWEEN and skeleton.family.laps > 1:  # between two laps: all ranks of the last stage hand on
         return part.is_last
     if use is Use.NEVER or use & Use.BETWEEN:
         return True
-    return bool((use & Use.BEFORE and part.is_first) or (use & Use.AFTER and part.samples))
+    return bool((use & Use.BEFORE and part.is_first) or (use & Use.AFTER and part.has_head))
 
 
 def join(skeleton: Skeleton, part: Part, switches: Switches, dtype: str = "float32") -> None:
@@ -91,7 +91,7 @@ def join(skeleton: Skeleton, part: Part, switches: Switches, dtype: str = "float
         layer = place.module
         if part.holds(index):
             layer.__class__ = mixed(Held, type(layer))
-        object.__setattr__(layer, "_stage", (family, switches, index, part.samples, skeleton.rounds))
+        object.__setattr__(layer, "_stage", (family, switches, index, part.has_head, skeleton.rounds))
     for place in skeleton.others:
         if isinstance(place.module, Absent):
             hidden_behind(place.module).set_dtype(getattr(mx, dtype))
@@ -131,7 +131,7 @@ class Held:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stage: tuple[Family, Switches, int, bool, int] = object.__getattribute__(self, "_stage")
-        family, switches, index, samples, rounds = stage
+        family, switches, index, has_head, rounds = stage
         call = Call(index, list(args), dict(kwargs))
         family.enter(call, switches)
         out = super().__call__(*call.args, **call.kwargs)  # type: ignore[misc]
@@ -145,7 +145,7 @@ class Held:
         switches.passes += 1
         if switches.passes < rounds:  # all layers on one stage, and once more through them
             return out
-        if not samples:
+        if not has_head:
             if family.end < family.n_layers:
                 family.hand_over(out, switches)
             else:  # a tensor rank that leaves the sampling to another: that it ran is all

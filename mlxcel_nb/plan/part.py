@@ -18,6 +18,7 @@ class Part:
         stage, n_stages: place in the pipeline.
         tp_rank, tp_size: place among the tensor ranks of the stage.
         ep_rank, ep_size: place among the expert-parallel ranks, which have all but experts whole.
+        vocab_parallel: tensor ranks share the embedding and the head too.
 
     Raises:
         ConfigError: numbers that contradict each other.
@@ -31,6 +32,7 @@ class Part:
     tp_size: int = 1
     ep_rank: int = 0
     ep_size: int = 1
+    vocab_parallel: bool = False
 
     def __post_init__(self) -> None:
         first, end = self.layers
@@ -61,6 +63,11 @@ class Part:
         """
         return self.is_last and self.tp_rank == 0
 
+    @property
+    def has_head(self) -> bool:
+        """Has the head, or some of it where the vocabulary is shared: it runs the model to its end."""
+        return self.samples or (self.is_last and self.vocab_parallel)
+
     def holds(self, layer: int) -> bool:
         return self.layers[0] <= layer < self.layers[1]
 
@@ -70,7 +77,7 @@ def whole(n_layers: int) -> Part:
     return Part((0, n_layers), n_layers)
 
 
-def part_of(layout: Layout, stage: int, rank: int) -> Part:
+def part_of(layout: Layout, stage: int, rank: int, *, vocab_parallel: bool = False) -> Part:
     """What rank `rank` of a stage holds."""
     tensor = layout.ep == 1
     return Part(
@@ -82,4 +89,5 @@ def part_of(layout: Layout, stage: int, rank: int) -> Part:
         tp_size=layout.tp,
         ep_rank=0 if tensor else rank,
         ep_size=layout.ep,
+        vocab_parallel=vocab_parallel,
     )

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
@@ -32,6 +32,9 @@ class Collectives(Protocol):
     def all_reduce(self, x: mx.array) -> mx.array:
         """Sum of `x`, which is given up, over the tensor ranks of this stage."""
 
+    def gather(self, x: mx.array, widths: Sequence[int]) -> mx.array:
+        """Rank 0: all tensor ranks' columns, `widths[r]` of rank r, side by side. Elsewhere only the shape is that."""
+
     def run(self, build: Callable[[], mx.array]) -> mx.array:
         """What `build` gives: one step of this rank's part, evaluated or not."""
 
@@ -49,6 +52,9 @@ class Own:
 
     def all_reduce(self, x: mx.array) -> mx.array:
         return self._fabric.all_reduce(x)
+
+    def gather(self, x: mx.array, widths: Sequence[int]) -> mx.array:
+        return self._fabric.gather_columns(x, widths)
 
     def run(self, build: Callable[[], mx.array]) -> mx.array:
         return build()

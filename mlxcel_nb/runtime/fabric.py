@@ -70,6 +70,7 @@ class Fabric:
 
     def __init__(self, layout: Layout, me: int, links: dict[int, HotLink], interrupt: Interrupt, step_s: float) -> None:
         stage, rank = layout.stage_of(me), layout.rank_of(me)
+        self.rank = rank
         self.links = links
         self.step_s = step_s
         self._interrupt = interrupt
@@ -111,6 +112,33 @@ class Fabric:
         if self._group is None:
             return buffers
         return self._group.all_to_all(self._collective(), buffers, deadline=self._deadline())
+
+    def gather_columns(self, x: mx.array, widths: Sequence[int]) -> mx.array:
+        """Rank 0 gets every tensor rank's columns side by side; the others send theirs, and get nothing but the shape.
+
+        Args:
+            x: (..., widths[rank]), of one dtype on all ranks.
+
+        Raises:
+            WireError: a rank sent something else.
+        """
+        if self._group is None:
+            return x
+        tag, shape = self._collective(), x.shape[:-1]
+        if self.rank:
+            buffer = memoryview(as_buffer(x)).cast("B")
+            send_to(
+                self.ranks[0], tag, _CARRIED[x.dtype], x.shape, buffer,
+                deadline=self._deadline(), interrupt=self._interrupt,
+            )  # fmt: skip
+            return mx.zeros((*shape, sum(widths)), x.dtype)
+        columns = [x]
+        for rank, link in sorted(self.ranks.items()):
+            dtype, told, data = recv_from(link, tag, deadline=self._deadline(), interrupt=self._interrupt)
+            if (_MLX_TYPES.get(dtype), tuple(told)) != (x.dtype, (*shape, widths[rank])):
+                raise WireError(f"{dtype} of shape {list(told)} where logits were due", node=link.node)
+            columns.append(from_buffer(data, x.dtype, tuple(told)))
+        return mx.concatenate(columns, axis=-1)
 
     def gather(self, data: bytes = b"", *, patience_s: float | None = None) -> list[bytes]:
         """What every tensor rank of this stage says, in rank order; with nothing to say it is a barrier.

@@ -87,7 +87,7 @@ def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -
 
     part = load_part(
         Path(order.model),
-        part_of(layout, layout.stage_of(me), layout.rank_of(me)),
+        part_of(layout, layout.stage_of(me), layout.rank_of(me), vocab_parallel=order.vocab_parallel),
         dtype=order.dtype,
         all_reduce=sums.all_reduce if layout.tp > 1 else None,
         progress=progress,
@@ -95,5 +95,6 @@ def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -
         allow_code=order.allow_code,
         exchange=fabric.all_to_all if layout.ep > 1 else None,
         names=[member.node_id for member in order.members] if layout.ep > 1 else (),
+        gather=sums.gather,
     )
     return Instance(order, me, part, fabric, sums)

@@ -101,6 +101,12 @@ class MlxCollectives:
     def all_reduce(self, x: mx.array) -> mx.array:
         return mx.distributed.all_sum(x, group=self._formed.group)
 
+    def gather(self, x: mx.array, widths: Sequence[int]) -> mx.array:
+        """All ranks get all columns: MLX has no other gather, and wants the same shape of each."""
+        padded = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, max(widths) - x.shape[-1])])
+        every = mx.distributed.all_gather(padded[None], group=self._formed.group)
+        return mx.concatenate([every[rank, ..., :width] for rank, width in enumerate(widths)], axis=-1)
+
     def run(self, build: Callable[[], mx.array]) -> mx.array:
         """`build` makes the step's graph, and may fail on one rank alone; what it makes is evaluated on all or on none.
 

@@ -84,6 +84,7 @@ class LoadOrder:
         allow_code: the user lets the folder's own Python code run; the code itself is never sent.
         paths: the ways from one member to another, best first, agreed once for all members.
         collectives: who adds partial sums up, one of `COLLECTIVES`.
+        vocab_parallel: tensor ranks share the embedding and the head too.
     """
 
     id: str
@@ -96,6 +97,7 @@ class LoadOrder:
     allow_code: bool = False
     paths: Agreement = dataclasses.field(default_factory=dict)
     collectives: str = OWN
+    vocab_parallel: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -110,6 +112,7 @@ class LoadOrder:
             "allow_code": self.allow_code,
             "paths": [[a, b, [path.to_list() for path in ways]] for (a, b), ways in sorted(self.paths.items())],
             "collectives": self.collectives,
+            "vocab_parallel": self.vocab_parallel,
         }
 
     @classmethod
@@ -131,6 +134,7 @@ class LoadOrder:
             allow_code=field(message, "allow_code", bool),
             paths=_read_paths(message.get("paths", [])),
             collectives=collectives,
+            vocab_parallel=field(message, "vocab_parallel", bool) if "vocab_parallel" in message else False,
         )
 
     def sources(self, me: int) -> dict[str, set[str]]:

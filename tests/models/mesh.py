@@ -6,6 +6,7 @@ All-reduces meet at a barrier and add in rank order, as the data plane does. MLX
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 
 from mlxcel_nb.cluster.layout import Layout, make_layout
 from mlxcel_nb.models.loading import load_part
-from mlxcel_nb.models.part import LoadedPart, Part
+from mlxcel_nb.models.part import LoadedPart
+from mlxcel_nb.plan.part import Part, part_of
 
 
 class Sum:
@@ -27,15 +29,26 @@ class Sum:
 
     def rank(self, index: int) -> Any:
         def all_reduce(x: mx.array) -> mx.array:
-            self._parts[index] = np.array(x)
+            self._parts[index] = np.array(x.astype(mx.float32))
             self._barrier.wait()
             total = self._parts[0]
             for part in self._parts[1:]:
                 total = total + part
             self._barrier.wait()
-            return mx.array(total)
+            return mx.array(total).astype(x.dtype)
 
         return all_reduce
+
+    def gather(self, index: int) -> Any:
+        def side_by_side(x: mx.array, widths: Sequence[int]) -> mx.array:
+            assert x.shape[-1] == widths[index]
+            self._parts[index] = np.array(x.astype(mx.float32))
+            self._barrier.wait()
+            every = np.concatenate(self._parts, axis=-1) if index == 0 else np.zeros((*x.shape[:-1], sum(widths)))
+            self._barrier.wait()
+            return mx.array(every).astype(x.dtype)
+
+        return side_by_side
 
     def share(self, index: int, value: Any) -> Any:
         """Rank 0's value, on every rank: it alone has logits."""
@@ -66,10 +79,8 @@ class Run:
     parts: list[LoadedPart] = field(default_factory=list)
 
 
-def parts_of(layout: Layout, rank: int) -> list[Part]:
-    return [
-        Part(stage, layout.n_layers, index, layout.pp, rank, layout.tp) for index, stage in enumerate(layout.stages)
-    ]
+def parts_of(layout: Layout, rank: int, *, vocab_parallel: bool = False) -> list[Part]:
+    return [part_of(layout, stage, rank, vocab_parallel=vocab_parallel) for stage in range(layout.pp)]
 
 
 def run_mesh(
@@ -84,16 +95,18 @@ def run_mesh(
     steps: int = 0,
     dtype: str = "auto",
     experts: str = "cut",
+    vocab_parallel: bool = False,
 ) -> list[Run]:
     """Prefill `prompt`, or several of one length, in chunks, make `steps` greedy tokens, and give each rank's view."""
     layout = make_layout(n_layers, tp=tp, pp=pp, layers=layers)
+    parts = [parts_of(layout, rank, vocab_parallel=vocab_parallel) for rank in range(tp)]
     reduce = Sum(tp)
     runs = [Run() for _ in range(tp)]
     errors: list[BaseException] = []
 
     def member(rank: int) -> None:
         try:
-            _run_rank(folder, prompt, layout, rank, reduce, runs[rank], chunk, steps, dtype, experts)
+            _run_rank(folder, prompt, parts[rank], rank, reduce, runs[rank], chunk, steps, dtype, experts)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             if not isinstance(error, threading.BrokenBarrierError):
                 errors.append(error)
@@ -112,7 +125,7 @@ def run_mesh(
 def _run_rank(
     folder: Path,
     prompt: list[int] | list[list[int]],
-    layout: Layout,
+    held: list[Part],
     rank: int,
     reduce: Sum,
     run: Run,
@@ -122,8 +135,8 @@ def _run_rank(
     experts: str,
 ) -> None:
     parts = [
-        load_part(folder, part, dtype=dtype, all_reduce=reduce.rank(rank), experts=experts)
-        for part in parts_of(layout, rank)
+        load_part(folder, part, dtype=dtype, all_reduce=reduce.rank(rank), experts=experts, gather=reduce.gather(rank))
+        for part in held
     ]
     caches = [part.make_cache() for part in parts]
     prompts = np.array(prompt, np.int32)

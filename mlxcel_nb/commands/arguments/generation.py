@@ -74,4 +74,5 @@ def _what_to_load(leaf: Tree, *, positional: bool) -> None:
     )
     sums = "who adds partial sums up: own (default), or MLX's groups, which are UNENCRYPTED"
     leaf.add("--collectives", choices=COLLECTIVES, default=OWN, help=sums)
+    leaf.add("--vocab-parallel", action="store_true", help="tensor ranks share the embedding and the head too")
     leaf.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else it is refused")
