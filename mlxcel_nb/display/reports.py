@@ -148,6 +148,8 @@ def _room(report: LoadReport) -> list[str]:
     if report.kv_tokens is None or report.requests is None:
         return []
     several = f"{report.requests} at once of {report.request_tokens}"
+    if report.layout.startswith("ep"):
+        return [f"Room for a request of {report.kv_tokens} tokens on every node, or for {several} on all together."]
     return [f"Room for a request of {report.kv_tokens} tokens, or {several}, by the node with least."]
 
 

@@ -4,7 +4,8 @@ An ask is four numbers (type, rows, pairs, bytes of a row), for each pair of a t
 the expert, counted from the rank's first, and the rows: a token that asks for two experts of one rank travels once. An
 answer is the same four numbers and a row for each pair, in the order of the ask. Numbers are uint32, little-endian.
 
-Nothing of a peer's is believed: whatever is read fits together, or is refused naming the node.
+Nothing of a peer's is believed: whatever is read fits together, or is refused naming the node. A token may ask for an
+expert twice, as some routers let it, but not without end: so few bytes never stand for many rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ TYPES = ("float32", "float16", "bfloat16")
 """Of activations, by their number on the wire."""
 
 ITEM_BYTES = (4, 2, 2)
+
+MOST_ASKED = 64
+"""Experts that a token may ask a rank for, however few it has."""
 
 _NUMBER = np.dtype("<u4")
 _HEAD = 4
@@ -57,6 +61,8 @@ class Ask:
             raise WireError(f"an ask of {rows} tokens for {pairs} experts in {len(rest)} bytes", node=node)
         numbers = np.frombuffer(rest, _NUMBER, 2 * pairs).astype(np.int64)
         row, expert = numbers[:pairs], numbers[pairs:]
+        if pairs > rows * max(experts, MOST_ASKED):
+            raise WireError(f"an ask of {rows} tokens for {pairs} experts, of which there are {experts}", node=node)
         if row.max(initial=-1) >= rows or expert.max(initial=-1) >= experts:
             raise WireError("asks for a token or an expert that is not there", node=node)
         return cls(

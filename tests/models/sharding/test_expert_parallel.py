@@ -1,4 +1,4 @@
-"""Expert-parallel ranks with data-parallel attention, in one process: equal to the whole, whoever has the tokens."""
+"""Expert-parallel ranks: what each holds, where tokens go and how they come back, whoever has them."""
 
 from __future__ import annotations
 
@@ -22,37 +22,12 @@ from mlxcel_nb.models.loading import load_part
 from mlxcel_nb.models.sharding import expert_parallel
 from mlxcel_nb.models.sharding.asking import Ask, pack_answer, read_answer
 from mlxcel_nb.models.sharding.expert_parallel import Dispatch, Mixture
-from mlxcel_nb.models.verifying.catalogued import examine
 from mlxcel_nb.models.verifying.running import Meeting, run
-from mlxcel_nb.plan.experts import experts_in, spread
+from mlxcel_nb.plan.experts import spread
 from mlxcel_nb.plan.part import part_of
-from tests.catalogue import chosen
 from tests.models.sharding.test_every_file_split import quantised
 
 pytestmark = pytest.mark.usefixtures("not_compiled")
-
-STANDING = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "llama4", "nemotron_h", "gemma4")
-"""Of every kind: with shared experts, biases, one expert a token, a latent space, experts beside a feed-forward."""
-
-NOT_STACKED = ("dbrx",)
-"""Each of their experts is a module of its own."""
-
-MIXTURES = [name for name in chosen(STANDING) if experts_in(ENTRIES[name].config)]
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-def test_ranks_with_some_experts_each_are_equal_to_the_whole_model(name: str) -> None:
-    """Case 9: 8 experts on 2 ranks and on 3; 1 sequence, which leaves the other ranks without a token in every step,
-    and 3 that the ranks share. Not only as near as sums allow: each product is taken as in one process.
-    """
-    finding = examine(name, ["ep2", "ep3"])
-    assert not finding.cannot
-    for verdict in finding.verdicts:
-        if name in NOT_STACKED:
-            assert "modules of their own" in verdict.refused
-            continue
-        assert verdict.equal, verdict
-        assert verdict.layer is None
 
 
 @pytest.mark.parametrize("mode", [("affine", 4, 32), ("mxfp4", 4, 32)], ids=["affine", "mxfp4"])
@@ -244,6 +219,13 @@ def test_an_ask_whose_numbers_do_not_fit_is_refused_naming_the_node(at: int, val
     numbers[at] = value
     with pytest.raises(WireError, match="mac2"):
         Ask.read(numbers.tobytes(), 3, "mac2")
+
+
+def test_few_bytes_do_not_stand_for_many_rows() -> None:
+    """A row of a few bytes, asked for by a great many pairs, would be copied for each of them."""
+    ask = Ask("float32", np.zeros((1, 8), np.uint8), np.zeros(1000, np.int64), np.zeros(1000, np.int64))
+    with pytest.raises(WireError, match="1 tokens for 1000 experts, of which there are 3"):
+        Ask.read(ask.pack(), 3, "mac2")
 
 
 @given(st.binary(max_size=80))
