@@ -21,6 +21,7 @@ class LLM:
     Args:
         model: an alias, a folder, a GGUF file or a hub id.
         tensor_parallel_size, pipeline_parallel_size: ranks and stages; one engine for each pair.
+        expert_parallel_size: ranks with some experts each and the rest whole; in place of the other two.
         allow_code: let a model folder's own Python code run on the engines.
         collectives: as for `Cluster.load`; all but "own" are unencrypted.
         vocab_parallel: tensor ranks share the embedding and the head too.
