@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from mlxcel_nb import errors
 from mlxcel_nb.models.blas import load_fast_blas
@@ -21,6 +21,7 @@ HERE = "the process that verifies"
 
 
 def main() -> None:
+    _keep_others_off_the_output()
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_input, daemon=True).start()
     load_fast_blas(usable_cores())  # before anything brings MLX
@@ -80,9 +81,19 @@ def _doing(what: str, done: int, total: int) -> None:
     _say({"doing": what, "done": done, "total": total})
 
 
+def _keep_others_off_the_output() -> None:
+    """From now on the output is for `_say`: what a library prints goes where errors go (mlx-lm's olmo prints)."""
+    global _output
+    _output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+_output: TextIO = sys.stdout
+
+
 def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+    _output.write(json.dumps(message) + "\n")
+    _output.flush()
 
 
 def _end_with_the_input() -> None:
