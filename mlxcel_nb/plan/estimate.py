@@ -11,7 +11,7 @@ Times are estimates of a simple model, and are called that wherever they are sho
 * an all-reduce of r ranks is one exchange with everybody, or a ring, whichever is shorter; expert-parallel ranks send a
   token to every other rank and get the outputs of its experts back, of which each rank has its share;
 * stages hand on their activations, and the last one a token, each at a link's latency and rate;
-* every layer costs a fixed time a step besides: that of starting its small operations.
+* every layer costs a fixed time a step besides, that of starting its small operations, and so does every exchange.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ IN_HOST = LinkShape(latency_s=45e-6, bytes_per_s=2e9)
 """Between processes of a host: all-reduces of 2 ranks from MLX arrays, over our encrypted links in shared memory, take
 50 us with 8 KiB and 591 us with 1 MiB (docs/benchmarks.md, `python -m benchmarks collectives`), on one machine."""
 
+EXCHANGE_S = 250e-6
+"""What an exchange between ranks takes beside its link: Python, cipher and kernel with caches that the layer's weights
+have just filled, and the wait for the slower rank. Both ranks of SmolLM2-135M as tp2, in float32 on two cores of an AMD
+EPYC, are 280 to 340 us in each sum of a step of decoding; alone in a loop the same sum takes 50."""
+
 ETHERNET = LinkShape(latency_s=200e-6, bytes_per_s=125e6)
 """Between hosts, where nothing else is said: a gigabit, and what a small message takes over a switch."""
 
@@ -81,7 +86,9 @@ def summed_s(link: LinkShape, ranks: int, count: float) -> float:
 
 def exchanged_s(link: LinkShape, layout: Layout, count: float) -> float:
     """Seconds of one of a layer's exchanges: a sum of tensor ranks, or `count` bytes for each other's experts."""
-    return sent_s(link, (layout.ep - 1) * count) if layout.ep > 1 else summed_s(link, layout.tp, count)
+    if layout.width == 1:
+        return 0.0
+    return EXCHANGE_S + (sent_s(link, (layout.ep - 1) * count) if layout.ep > 1 else summed_s(link, layout.tp, count))
 
 
 @dataclass(frozen=True)

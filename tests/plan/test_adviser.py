@@ -32,7 +32,7 @@ def test_where_one_node_is_enough_nothing_is_split_and_it_says_what_would_be_fas
     assert advice.best is layout(advice, "single")
     assert "One node is enough" in advice.why[0]
     assert layout(advice, "tp2").tokens_per_s > 1.5 * advice.best.tokens_per_s
-    assert "tp2 is estimated at 1.99 times" in advice.why[1] or "tp2 is estimated at 2" in advice.why[1]
+    assert "tp2 is estimated at 1.81 times" in advice.why[1]
 
 
 def test_within_one_host_ranks() -> None:
@@ -141,7 +141,7 @@ def test_a_window_ends_what_a_cache_takes() -> None:
 def test_slower_links_make_sums_longer_and_never_change_a_single_node() -> None:
     fast, slow = (ask(model(10), "24GB,24GB", net=net) for net in (FAST, SLOW))
     assert layout(fast, "single").times == layout(slow, "single").times
-    assert layout(slow, "tp2").times.sums > 100 * layout(fast, "tp2").times.sums
+    assert layout(slow, "tp2").times.sums > 15 * layout(fast, "tp2").times.sums
     assert layout(slow, "pp2").times.token < layout(slow, "tp2").times.token
     assert summed_s(FAST, 1, 1e6) == 0
     assert summed_s(FAST, 4, 64) == pytest.approx(10e-6 + 3 * 64 / 10e9)
