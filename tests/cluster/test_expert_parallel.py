@@ -97,6 +97,35 @@ def test_a_layer_that_raises_where_the_request_is_ends_it_everywhere(loaded: Clu
     assert loaded.generate(PROMPT[:5], ASK, rank=1 - rank).token_ids == before
 
 
+def break_experts() -> None:
+    """On an engine: the experts of the second mixture raise when they are next asked, once."""
+    from dataclasses import replace
+
+    from tests.cluster.harness import this_node
+
+    mixtures = this_node()._worker.instance.part.dispatch.mixtures
+    whole = mixtures[1]
+
+    def struck(x: Any, indices: Any) -> Any:
+        mixtures[1] = whole
+        raise ZeroDivisionError("struck experts")
+
+    mixtures[1] = replace(whole, run=struck)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_experts_that_raise_on_a_rank_that_only_serves_end_the_request_and_are_named(
+    loaded: Cluster, rank: int
+) -> None:
+    """Case 25."""
+    before = loaded.generate(PROMPT[:5], ASK, rank=rank).token_ids
+    on_engine(loaded, f"engine-{1 - rank}", break_experts)
+    with pytest.raises(MlxcelError, match="struck experts") as caught:
+        loaded.generate(PROMPT[:5], ASK, rank=rank)
+    assert caught.value.node == f"engine-{1 - rank}"
+    assert loaded.generate(PROMPT[:5], ASK, rank=rank).token_ids == before
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_cancel_reaches_a_rank_that_only_serves(loaded: Cluster, rank: int) -> None:
     stream = loaded.stream(PROMPT[:5], SamplingParams(max_tokens=1500, ignore_eos=True), rank=rank)
