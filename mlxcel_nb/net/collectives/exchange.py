@@ -110,9 +110,14 @@ def heed(link: HotLink, tag: Tag, waits_for: str) -> None:
 
 
 def listen(link: HotLink, tag: Tag, waits_for: str) -> None:
-    """Hear what a peer says that nothing is due from; if it is gone, that is for those to say who need it."""
+    """Hear what a peer says that nothing is due from; if it is gone, that is for those to say who need it.
+
+    What an earlier call could not get rid of goes on its way: a link that could send would not let us sleep.
+    """
     try:
         link.absorb()
+        if link.wants_write:
+            link.pump_out(None)
     except MlxcelError:
         return
     heed(link, tag, waits_for)

@@ -121,6 +121,8 @@ class Group:
             if shape.way is _DIRECT:
                 sum_into(out, self._swap(tag, shape, own, x, deadline), dtype)
             else:
+                if not out.flags.c_contiguous:  # its flat form would be a copy, which nobody looks at
+                    raise ValueError("a sum cannot be put into an array that is not C-contiguous")
                 flat = x.reshape(-1)
                 total = flat if out is x else out.reshape(-1)
                 sum_up = self._halves if shape.way is Way.HALVES else self._ring

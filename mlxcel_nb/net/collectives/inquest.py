@@ -72,9 +72,16 @@ def _ask(
             wait(list(quiet.values()), interrupt, Patience(end), "the others' word")
         except StepTimeout:
             break
+        except WireError:
+            standing = {node: link for node, link in quiet.items() if not link.broken}
+            if len(standing) == len(quiet):
+                raise  # an interrupt's, and not that a frame of one of them does not come to its end
+            quiet = standing
         for node, link in list(quiet.items()):
             try:
                 link.absorb()
+                if link.wants_write:  # it may not have been told yet: its socket was full
+                    link.pump_out(None)
                 abort = link.abort(tag)
             except MlxcelError as error:
                 if isinstance(error, PeerLost):
