@@ -195,13 +195,20 @@ class Assembler:
         place: given a header and a number of bytes, the memory those data bytes shall go to; called once for each
             tensor that arrives in pieces and is not compressed, after all checks. Without it, memory grows with
             what arrives.
+        in_order: the sender finishes a tensor before it begins the next, so one that is incomplete when the next
+            begins was abandoned and is forgotten.
     """
 
     def __init__(
-        self, *, limit: int = MAX_TENSOR, place: Callable[[TensorHeader, int], memoryview] | None = None
+        self,
+        *,
+        limit: int = MAX_TENSOR,
+        place: Callable[[TensorHeader, int], memoryview] | None = None,
+        in_order: bool = False,
     ) -> None:
         self._limit = limit
         self._place = place
+        self._in_order = in_order
         self._open: dict[tuple[int, int], _Partial] = {}
         self._landed: _Partial | None = None
 
@@ -243,6 +250,8 @@ class Assembler:
         if partial is None:
             if offset:
                 raise WireError(f"a piece of tensor {tensor_id} at offset {offset}, 0 was due")
+            if self._in_order:
+                self.discard()  # no byte of `piece` lies where what was covered is put back
             if len(self._open) >= MAX_OPEN:
                 raise WireError(f"more than {MAX_OPEN} unfinished tensors")
             partial = self._begin(piece, total)
@@ -271,6 +280,12 @@ class Assembler:
             raise WireError(f"tensor {header.name!r} comes as {expected} bytes, its header says {header.raw_length}")
         place = None if header.flags & _LZ4 or self._place is None else self._place(header, expected)
         return _Partial(kind, header, at, total, place)
+
+    def withdraw(self, memory: memoryview) -> None:
+        """`memory`, which `place` gave, is wanted back: what is on its way there goes on in memory of its own."""
+        self.settle()
+        for partial in self._open.values():
+            partial.withdraw(memory)
 
     def discard(self) -> None:
         """Forget what is incomplete, when the step it belonged to is over."""
@@ -306,6 +321,10 @@ class _Partial:
         if self._covered is not None and self._place is not None:
             self._place[self._covered[0]] = self._covered[1]
             self._covered = None
+
+    def withdraw(self, memory: memoryview) -> None:
+        if self._place is not None and self._place.obj is memory.obj:
+            self._place = memoryview(bytearray(self._place))
 
     def append(self, piece: memoryview, tensor_id: int) -> None:
         end = self.received + len(piece)

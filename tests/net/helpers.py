@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address
@@ -31,6 +33,17 @@ def dialler(node_id: str) -> Dialler:
     """Makes the connections of a node that knows the secret."""
     me = identity(node_id)
     return Dialler(identity=lambda: me, secrets=Secrets(SECRET))
+
+
+def soon(seconds: float) -> float:
+    """A deadline so far from now."""
+    return time.monotonic() + seconds
+
+
+def both(*calls: Callable[[], Any]) -> list[Any]:
+    """Run each call on a thread of its own; their results, or the first error."""
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(15) for future in [pool.submit(call) for call in calls]]
 
 
 def run(coro: Coroutine[Any, Any, Any], limit_s: float = 20.0) -> Any:
@@ -165,3 +178,11 @@ async def shake_hands(sock: socket.socket, handshake: ClientHandshake, *, piece:
             handshake.receive_data(received)
         else:
             handshake.receive_eof()
+
+
+def deliver(link: HotLink, frames: Sequence[memoryview]) -> None:
+    """Put `frames` on the connection of `link` as they are, by a thread that may block."""
+    link.link.sock.setblocking(True)
+    for frame in frames:
+        link.link.sock.sendall(frame)
+    link.link.sock.setblocking(False)

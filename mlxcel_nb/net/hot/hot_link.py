@@ -8,6 +8,7 @@ is kept for later, so two ends that send at the same time, of any size, never wa
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -66,13 +67,23 @@ class HotLink(Line):
         deadline: float | None = None,
         interrupt: Interrupt | None = None,
     ) -> None:
-        """Send one tensor of any size; large ones go in pieces."""
+        """Send one tensor of any size; large ones go in pieces.
+
+        Args:
+            buffer: the data, as many bytes as `dtype` and `dims` say: little-endian and in C order, or strided, which
+                costs a copy. What this link has lent may be sent as it is.
+
+        Raises:
+            WireError: `dtype`, `dims` and `buffer` contradict each other; the link goes on.
+            PeerLost, StepTimeout: as below.
+        """
         out = self._laid_out(tag, dtype, dims, buffer)
         if out is not None and self._broken is None and self.put(out):
             if self._tail is None and not self._replies:
                 return
             rest = None
         else:
+            dims = tuple(map(operator.index, dims))
             rest = self.outgoing(tensors.encode(dtype, dims, tag.name, self._inbox.apart(bytes_of(buffer))))
         self.begin()
         self._drive(rest, deadline, interrupt, f"{self.node} to take tensor {tag.name}")
@@ -110,8 +121,8 @@ class HotLink(Line):
         """The tensor of `tag`; older ones are dropped.
 
         Args:
-            into: bytes to receive into, as many as the tensor has, which a large one is decrypted straight to. What
-                they hold after an error is undefined.
+            into: memory to receive into, as many bytes as the tensor has, writable and in one piece, which a large
+                one is decrypted straight to. What it holds after an error is undefined, but no longer changes.
 
         Raises:
             PeerAborted: the peer left this step.
@@ -120,16 +131,19 @@ class HotLink(Line):
         """
         if into is None:
             return self._recv_tensor(tag, deadline, interrupt)
-        self.expect(tag.name, into)
+        room = bytes_of(into)
+        if room.nbytes and (room.readonly or room.obj is not into.obj):
+            raise ValueError("memory to receive into is read-only or strided")
+        self.expect(tag.name, room)
         try:
             tensor = self._recv_tensor(tag, deadline, interrupt)
         finally:
             self.expect("", None)
-        if len(tensor.data) != len(into):
-            raise WireError(f"tensor {tag.name} has {len(tensor.data)} bytes, {len(into)} are due", node=self.node)
-        if tensor.data.obj is not into.obj:
-            into[:] = tensor.data
-            tensor.data = into
+        if len(tensor.data) != len(room):
+            raise WireError(f"tensor {tag.name} has {len(tensor.data)} bytes, {len(room)} are due", node=self.node)
+        if tensor.data.obj is not room.obj:
+            room[:] = tensor.data
+            tensor.data = room
         return tensor
 
     def _recv_tensor(self, tag: Tag, deadline: float | None, interrupt: Interrupt | None) -> Tensor:
@@ -161,8 +175,15 @@ class HotLink(Line):
         data = buffer if type(buffer) is memoryview and buffer.format == "B" else bytes_of(buffer)
         shape = self._usual_out
         if shape is None or shape.dims != dims or shape.dtype != dtype or shape.size != len(data):
-            shape = self._usual_out = self._shape(dtype, tuple(dims), len(data))
-        return None if shape is None else shape.lay_out(tag.encoded, data, 1).out
+            shape = self._usual_out = self._shape(dtype, tuple(map(operator.index, dims)), len(data))
+        if shape is None:
+            return None
+        try:
+            return shape.lay_out(tag.encoded, data, 1).out
+        except (
+            ValueError
+        ):  # a view of several dimensions, which is not asked for its `ndim`: that would cost all others
+            return shape.lay_out(tag.encoded, bytes_of(data), 1).out
 
     def _shape(self, dtype: str, dims: tuple[int, ...], size: int) -> Shape | None:
         """What is at hand for a tensor of `size` bytes; None where it has to go the long way."""

@@ -10,6 +10,9 @@ import collections
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from mlxcel_nb.errors import WireError
 from mlxcel_nb.net.hot.tag import Tag
 from mlxcel_nb.wire import tensors
@@ -23,6 +26,8 @@ KEPT_BYTES = 64 << 20
 """Tensors that arrived before they were asked for; beyond this the peer gets no credit until they are taken."""
 
 MAX_TENSOR_BYTES = 4 << 30
+
+_QUANTISED = int(tensors.Flag.QUANTISED)
 
 
 @dataclass(eq=False, slots=True)
@@ -46,9 +51,9 @@ class Inbox:
         self._grant = grant
         self._credits = ReceiveCredits()
         self._ungranted = 0
-        self._assembler = tensors.Assembler(limit=MAX_TENSOR_BYTES, place=self._place)
+        self._assembler = tensors.Assembler(limit=MAX_TENSOR_BYTES, place=self._place, in_order=True)
         self.landing, self.settle = self._assembler.landing, self._assembler.settle
-        self._landing = bytearray()
+        self._landing = _memory(0)
         self._landing_used = False
         self._kept: collections.deque[Tensor] = collections.deque()
         self._kept_bytes = 0
@@ -60,7 +65,12 @@ class Inbox:
         self._into: tuple[str, memoryview] | None = None
 
     def expect(self, name: str, into: memoryview | None) -> None:
-        """Put the tensor called `name` together in `into`, if it comes in pieces and fits; None forgets the wish."""
+        """Put the tensor called `name` together in `into`, if it comes in pieces and fits.
+
+        None forgets the wish: from then on nothing is written there.
+        """
+        if self._into is not None:
+            self._assembler.withdraw(self._into[1])
         self._into = None if into is None else (name, into)
 
     def add(self, frame: Frame, tag: Tag | None = None, name: str = "") -> Tensor | None:
@@ -80,6 +90,8 @@ class Inbox:
         if whole is None:
             return None
         header, data = whole
+        if header.flags & _QUANTISED:
+            raise WireError(f"a quantised tensor {header.name!r:.60} on a hot link")
         # A sender finishes one tensor before it begins the next: what is incomplete now was abandoned.
         self._assembler.discard()
         if self._landing_used:
@@ -114,8 +126,13 @@ class Inbox:
         return tensor
 
     def apart(self, data: memoryview) -> memoryview:
-        """`data`, which is about to be sent while more may come in: a copy where it lies in what is lent."""
-        return data if self._lent is None or data.obj is not self._lent.data.obj else memoryview(bytes(data))
+        """`data`, which is about to be sent while more may come in: a copy where it lies in what is lent.
+
+        Told by where it lies: an array over what is lent does not say whose memory that is.
+        """
+        if self._lent is None or not np.may_share_memory(np.frombuffer(data, np.uint8), self._lent.data):
+            return data
+        return memoryview(bytes(data))
 
     def reclaim(self) -> None:
         """What was lent, or passed, is no longer looked at."""
@@ -138,7 +155,7 @@ class Inbox:
         self._kept.clear()
         self._kept_bytes = 0
         self.empty = True
-        self._landing = bytearray()
+        self._landing = _memory(0)
         self._lent = None
         self._grant = lambda _channel, _count: None
 
@@ -151,11 +168,16 @@ class Inbox:
         if self._into is not None and self._into[0] == header.name and len(self._into[1]) == size:
             return self._into[1]
         if self._landing_used:
-            return memoryview(bytearray(size))
+            return memoryview(_memory(size))
         if len(self._landing) < size:
-            self._landing = bytearray(size)
+            self._landing = _memory(size)
         self._landing_used = True
         return memoryview(self._landing)[:size]
+
+
+def _memory(size: int) -> npt.NDArray[np.uint8]:
+    """So many bytes, of which the system gives those that are written to: what a peer claims costs nothing yet."""
+    return np.empty(size, np.uint8)
 
 
 def _own(tensor: Tensor) -> None:

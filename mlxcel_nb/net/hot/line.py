@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
+LAST_WORDS_S = 1.0
+"""For reading what a peer has said that takes no more: it is there already, as much as buffers hold."""
+
+
 class Line:
     """Owns a `Link` from here on, for one thread."""
 
@@ -320,6 +324,8 @@ class Line:
         return None
 
     def _grant(self, channel: int, count: int) -> None:
+        if self._replies and self._replies[-1][:2] == (Kind.CREDIT, channel):  # or they would pile up unread
+            count += credit_count(self._replies.pop()[2])
         self._replies.append((Kind.CREDIT, channel, count.to_bytes(4, "big")))
 
     # -- ends -------------------------------------------------------------------------------------
@@ -331,7 +337,8 @@ class Line:
     def _lost_while_sending(self, error: OSError) -> NoReturn:
         """Before giving up, read what the peer said last: its reason is better than ours."""
         self._tail = None
-        while self.absorb():
+        end = time.monotonic() + LAST_WORDS_S
+        while self.absorb() and time.monotonic() < end:
             pass
         self._lost(f"reset ({error.strerror})")
 
