@@ -94,9 +94,9 @@ def run(
         for link in links:
             heed(link, tag, links[0].node)
         idle = [link for link in others if link not in links and not link.broken]
-        wait(links, interrupt, waiting, f"exchange {name} with {', '.join(link.node for link in links)}", idle)
-        for link in idle:
+        for link in idle:  # before the wait, as what came together with a tensor has been read, and wakes nobody
             listen(link, tag, links[0].node)
+        wait(links, interrupt, waiting, f"exchange {name} with {', '.join(link.node for link in links)}", idle)
 
 
 def heed(link: HotLink, tag: Tag, waits_for: str) -> None:

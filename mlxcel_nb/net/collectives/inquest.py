@@ -64,19 +64,6 @@ def _ask(
     end = time.monotonic() + INQUEST_S
     quiet = {link.node: link for link in links if not link.broken and link.node not in heard}
     while True:
-        blamed = culprit(own.node, heard)
-        asked = [link for node, link in quiet.items() if node != blamed]
-        if not asked or time.monotonic() >= end:
-            break
-        try:
-            wait(list(quiet.values()), interrupt, Patience(end), "the others' word")
-        except StepTimeout:
-            break
-        except WireError:
-            standing = {node: link for node, link in quiet.items() if not link.broken}
-            if len(standing) == len(quiet):
-                raise  # an interrupt's, and not that a frame of one of them does not come to its end
-            quiet = standing
         for node, link in list(quiet.items()):
             try:
                 link.absorb()
@@ -94,6 +81,19 @@ def _ask(
                 return _reported(abort)
             heard[node] = abort.error.node or node
             del quiet[node]
+        blamed = culprit(own.node, heard)
+        asked = [link for node, link in quiet.items() if node != blamed]
+        if not asked or time.monotonic() >= end:
+            break
+        try:
+            wait(list(quiet.values()), interrupt, Patience(end), "the others' word")
+        except StepTimeout:
+            break
+        except WireError:
+            standing = {node: link for node, link in quiet.items() if not link.broken}
+            if len(standing) == len(quiet):
+                raise  # an interrupt's, and not that a frame of one of them does not come to its end
+            quiet = standing
     if blamed == own.node:
         return own
     return StepTimeout(f"holds up {own.node}: {own.cause}", node=blamed, advice=own.advice)
