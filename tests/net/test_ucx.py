@@ -150,6 +150,19 @@ def test_what_the_peer_says_on_the_connection_meanwhile_is_not_eaten(ends: tuple
     assert frame is not None and messages.unpack(frame.payload) == {"type": "path"}
 
 
+def test_an_end_that_has_not_read_all_that_came_may_be_closed(ends: tuple[End, End]) -> None:
+    """UCX's memory goes back by the endpoint it came by; without it, the process would end."""
+    a, b = ends
+    a.stream.send(memoryview(bytes(5000)))
+    end, got = time.monotonic() + LIMIT_S, b""
+    while not got:
+        try:
+            got = b.stream.recv(1)
+        except BlockingIOError:
+            wait(a, b, end)
+    assert got == b"\0" and len(b.stream._pending) > 0
+
+
 def test_a_host_without_an_adapter_is_told_so() -> None:
     if any(Path("/sys/class").glob("infiniband/*")):
         Worker(RDMA).close()

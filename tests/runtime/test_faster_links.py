@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -47,6 +48,19 @@ def sped_up(change: Callable[[Link], None]) -> Iterator[list[HotLink]]:
 def test_members_of_one_host_move_to_shared_memory() -> None:
     with sped_up(lambda link: None) as every:
         assert {(hot.link.transport, hot.link.why) for hot in every} == {("shared memory", "")}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared memory is used on Linux only")
+def test_members_whose_system_forbids_shared_memory_stay_on_tcp_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose filter refuses the call; `status` shows these words beside the link."""
+
+    def forbidden(_name: str, _flags: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    with sped_up(lambda link: None) as every:
+        why = "no shared memory: this system gives none: Operation not permitted"
+        assert {(hot.link.transport, hot.link.why) for hot in every} == {("tcp", why)}
 
 
 def test_three_members_without_an_adapter_all_stay_on_tcp_and_none_waits_for_another_in_vain() -> None:

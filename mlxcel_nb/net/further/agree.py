@@ -1,7 +1,7 @@
 """Moving a hot link to a faster path, by agreement and only after a trial; else it stays on TCP, and knows why.
 
-Both ends call `agree` at the same moment, as the first thing on a new hot link, each on the thread that owns it. Over
-the authenticated link they tell each other what they offer, then whether they could connect, then whether a sealed
+Both ends call `agree`, at most `MEET_S` apart, as the first thing on a new hot link, each on the thread that owns it.
+Over the authenticated link they tell each other what they offer, then whether they could connect, then whether a sealed
 frame of the other's came over the new path, and they move if it did at both ends. The new path's keys are those of a
 further path (docs/wire.md), never the connection's own.
 """

@@ -176,8 +176,8 @@ class UcxStream:
         """Give the endpoint and the worker back; the connection belongs to the link."""
         if self._endpoint is None:
             return
+        self._release()  # by the endpoint it came by
         endpoint, self._endpoint = self._endpoint, None
-        self._release()
         self._finish(self._library.ucp_ep_close_nbx(endpoint, byref(ucx.FORCED)))
         self._finish(self._request)
         self._wake.close()
