@@ -325,7 +325,7 @@ def credit_count(payload: ReadableBuffer) -> int:
 
 
 def bytes_of(part: ReadableBuffer) -> memoryview:
-    """A C-contiguous buffer of any type as plain bytes, without a copy where possible."""
+    """A buffer of any type as plain bytes in C order, without a copy where it is contiguous."""
     view = memoryview(part)
     if view.format == "B" and view.ndim == 1 and view.contiguous:
         return view
@@ -333,7 +333,7 @@ def bytes_of(part: ReadableBuffer) -> memoryview:
         return memoryview(b"")
     try:
         return view.cast("B")
-    except TypeError:  # formats memoryview cannot cast, such as complex numbers
+    except TypeError:  # strided: gathered in C order
         return memoryview(view.tobytes())
 
 

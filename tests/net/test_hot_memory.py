@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -213,6 +214,45 @@ def cut_short(link: HotLink, tag: Tag, into: memoryview, how: str) -> None:
         link.recv_tensor(tag, into=into, deadline=soon(20), interrupt=interrupt)
     timer.join()
     interrupt.close()
+
+
+@pytest.mark.parametrize("rekey_every", [None, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_tensors_that_were_given_up_in_the_middle_leave_no_trace_in_those_that_follow(
+    seed: int, rekey_every: int | None
+) -> None:
+    """Of any size and after any piece, with other frames between, into memory of either side's."""
+    draw = random.Random(seed)
+    part = tensors.PART_BYTES
+    plan = []
+    for step in range(30):
+        size = draw.choice((100, part // 2, part - 30, 2 * part, 3 * part, 3 * part + 7, 5 * part))
+        pieces = len(list(tensors.payloads(tensors.encode("uint8", (size,), Tag(1, step, 0).name, bytes(size)), 0)))
+        given_up_after = draw.randrange(1, pieces) if pieces > 1 and draw.random() < 0.5 else None
+        plan.append((step, size, given_up_after, draw.choice((0, 0, part, part + 20)), draw.random() < 0.3))
+    with hot_pair(rekey_every=rekey_every) as (a, b):
+
+        def send() -> None:
+            for step, size, given_up_after, filler, _ in plan:
+                out = a.outgoing(tensors.encode("uint8", (size,), Tag(1, step, 0).name, content(size, step)))
+                if given_up_after is not None:
+                    out._payloads = itertools.islice(out._payloads, given_up_after - 1)
+                a._drive(out, soon(20), None, "")
+                if filler:
+                    a.send_control({"": bytes(filler)}, deadline=soon(20))
+            a.recv_control(deadline=soon(20))
+
+        def receive() -> None:
+            for step, size, given_up_after, _, own_memory in plan:
+                if given_up_after is None:
+                    into = memoryview(bytearray(size)) if own_memory else None
+                    got = b.recv_tensor(Tag(1, step, 0), into=into, deadline=soon(20))
+                    assert got.data == content(size, step)
+            for _, _, _, filler, _ in plan:
+                assert not filler or b.recv_control(deadline=soon(20)) == {"": bytes(filler)}
+            b.send_control({})
+
+        both(send, receive)
 
 
 @pytest.mark.parametrize("how", ["time", "cancel"])

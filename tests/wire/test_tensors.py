@@ -127,6 +127,36 @@ def test_a_receiver_may_say_where_a_tensor_goes() -> None:
     assert asked == [("w", 9000)]
 
 
+def pieces_of(name: str, tensor_id: int, data: bytes) -> list[memoryview]:
+    parts = payloads(encode("uint8", (len(data),), name, data), tensor_id, part_bytes=1000)
+    return [memoryview(b"".join(map(bytes, payload))) for payload in parts]
+
+
+def test_where_a_sender_keeps_order_the_next_tensor_ends_one_that_is_incomplete() -> None:
+    assembler, one, two = Assembler(in_order=True), bytes([1]) * 9000, bytes([2]) * 9000
+    for tensor_id in range(100):  # more than may be incomplete elsewhere
+        assembler.add(1, pieces_of("one", tensor_id, one)[0])
+    done = [assembler.add(1, payload) for payload in pieces_of("two", 100, two)]
+    assert done[-1] is not None and done[-1][1] == two
+    with pytest.raises(WireError, match="offset"):
+        assembler.add(1, pieces_of("one", 99, one)[1])
+
+
+def test_memory_that_is_wanted_back_is_left_alone_and_the_tensor_arrives_all_the_same() -> None:
+    target, other = bytearray(9000), bytearray(9000)
+    assembler, data = Assembler(place=lambda _, size: memoryview(target)[:size]), bytes(range(250)) * 36
+    payloads_ = pieces_of("w", 1, data)
+    for payload in payloads_[:4]:
+        assembler.add(1, payload)
+    assembler.withdraw(memoryview(other))  # nothing is on its way there
+    assembler.add(1, payloads_[4])
+    assert target[4000:4500] == data[4000:4500]
+    assembler.withdraw(memoryview(target))
+    target[:] = other
+    done = [assembler.add(1, payload) for payload in payloads_[5:]]
+    assert target == other and done[-1] is not None and done[-1][1] == data
+
+
 def test_compression_is_used_only_where_it_saves() -> None:
     noise = bytes((i * i * 31 + i // 7) % 251 for i in range(1000))
     (header, _) = encode("uint8", (1000,), "n", noise, compress_lz4=True)
