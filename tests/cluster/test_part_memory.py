@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.models import architecture, sizes
+from mlxcel_nb.models.digest import folder_sha256
 from mlxcel_nb.models.safetensors_index import weight_files
 from mlxcel_nb.models.stages import named_arrays
 from mlxcel_nb.plan.facts import ModelFacts
@@ -69,8 +72,12 @@ def bytes_read() -> int:
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_large(tmp_path_factory.mktemp("large") / "m")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Its hash is known already: the first node of a host that has it compared reads it whole for that, once."""
+    folder = make_large(tmp_path_factory.mktemp("large") / "m")
+    folder_sha256(folder)
+    yield folder
+    shutil.rmtree(folder)  # pytest would keep it, and those of the two runs before
 
 
 @pytest.fixture(scope="module")

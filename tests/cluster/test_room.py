@@ -28,6 +28,7 @@ def test_room_is_told_when_a_model_has_loaded(tmp_path: Path) -> None:
         assert abs(report.requests * 4096 * 4 * 256 / (first * 4 * 256) - 1) < 0.1 or first == 1 << 23
         assert f"Room for a request of {first} tokens" in load_view(report).text
         assert f"{first}" in status_view(cluster.status()).text
+        assert all(0 < node.free_bytes <= psutil.virtual_memory().total for node in cluster.status().nodes)
         cluster.unload()
         spread = cluster.load(str(folder), tp=2)
         assert [part.kv_per_token for part in spread.parts] == [5 * 128, 5 * 128]
