@@ -43,6 +43,7 @@ def verify(
     *,
     dtype: str = "auto",
     allow_code: bool = False,
+    vocab_parallel: bool = False,
     judged: bool = True,
     on_layout: Callable[[str], None] = lambda _: None,
     on_progress: Callable[[LoadProgress], None] | None = None,
@@ -52,6 +53,7 @@ def verify(
     Args:
         prompt: ids to read.
         tokens: how many to make.
+        vocab_parallel: tensor ranks share the embedding and the head too.
         judged: equality is promised where activations are float32.
         on_layout: called with a layout's name before it is loaded.
 
@@ -62,7 +64,14 @@ def verify(
     for name in (WHOLE, *layouts):
         on_layout(name)
         sizes = parse_name(name)._asdict()
-        report = cluster.load(model, **sizes, dtype=dtype, allow_code=allow_code, on_progress=on_progress)
+        report = cluster.load(
+            model,
+            **sizes,
+            dtype=dtype,
+            allow_code=allow_code,
+            vocab_parallel=vocab_parallel,
+            on_progress=on_progress,
+        )
         try:
             record = _record(cluster, prompt, tokens, whole)
         except BaseException:

@@ -99,6 +99,7 @@ def _on_engines(args: argparse.Namespace, context: Context) -> int:
                 args.tokens,
                 dtype=args.dtype,
                 allow_code=args.allow_code,
+                vocab_parallel=args.vocab_parallel,
                 judged=judged(folder, args.dtype),
                 on_layout=on_layout,
                 on_progress=lambda news: progress.update(
@@ -166,6 +167,7 @@ def _job(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "tokens": args.tokens,
         "dtype": args.dtype,
         "allow_code": args.allow_code,
+        "vocab_parallel": args.vocab_parallel,
         "judged": judged(folder, args.dtype),
     }
 

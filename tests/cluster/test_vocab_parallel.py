@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlxcel_nb.client.cluster import Cluster
+from mlxcel_nb.client.verifying import verify
 from mlxcel_nb.models.params import SamplingParams
 from tests.cluster.harness import nothing_left
 from tests.tiny import make_tiny
@@ -41,3 +42,6 @@ def test_engines_that_share_the_vocabulary_make_the_tokens_of_a_single_one(tied:
         cluster.unload()
         shared = cluster.load(folder, tp=2, vocab_parallel=True).parts
         assert shared[0].resident_bytes < whole[0].resident_bytes
+        cluster.unload()
+        verdicts = [verdict for verdict, _ in verify(cluster, folder, ("tp2",), PROMPT, 8, vocab_parallel=True)]
+        assert [verdict.equal for verdict in verdicts] == [True]

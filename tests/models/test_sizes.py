@@ -139,6 +139,21 @@ def test_parts_of_every_architecture_take_what_loading_them_takes(name: str, tmp
         assert planned == resident, part
 
 
+def test_a_model_that_runs_its_layers_twice_over_takes_them_twice_a_token(tmp_path: Path) -> None:
+    """And what stands beside a layer for it alone, gates here, is of that layer's stage."""
+    one = catalogue.entry("iquestloopcoder")
+    assert one is not None
+    folder = catalogue.write(one, tmp_path / "m")
+    facts = look(folder)
+    assert facts.laps == 2
+    assert not facts.unstaged
+    assert all(layer.active == 2 * layer.weights for layer in facts.ranks[1][0].layers)
+    n = facts.n_layers
+    for part in (Part((0, 2), n, 0, 3), Part((2, n - 1), n, 1, 3), Part((n - 1, n), n, 2, 3)):
+        resident = load_part(folder, part, dtype="native").resident_bytes
+        assert facts.ranks[1][0].weights(part.layers, part.stage, 3) == resident
+
+
 def test_ranks_that_differ_are_counted_each_for_itself(tmp_path: Path) -> None:
     """Case 1: 6 heads over 2 kv-heads are shared unevenly by 4 ranks; 7 ranks are refused with the sizes that work."""
     six = make_tiny(tmp_path / "six", num_attention_heads=6, num_key_value_heads=2, head_dim=8)

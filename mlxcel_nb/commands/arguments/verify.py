@@ -12,7 +12,7 @@ from mlxcel_nb.errors import ConfigError
 
 TOKENS = 64
 
-OF_A_MODEL = ("prompt", "tokens", "dtype", "in_process", "allow_code", "cluster")
+OF_A_MODEL = ("prompt", "tokens", "dtype", "in_process", "allow_code", "vocab_parallel", "cluster")
 """Options that say nothing of the catalogue."""
 
 
@@ -35,6 +35,7 @@ def add(tree: Tree) -> None:
     verify.add("--dtype", choices=DTYPES, help="auto (default) is float32 on CPUs and as stored elsewhere")
     here = "without engines: the parts one after the other in one process, ranks as threads"
     verify.add("--in-process", action="store_true", help=here)
+    verify.add("--vocab-parallel", action="store_true", help="tensor ranks share the embedding and the head too")
     verify.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else refused")
     verify.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object")
     verify.add(

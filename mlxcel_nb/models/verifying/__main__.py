@@ -1,7 +1,8 @@
 """The process that verifies: `python -m mlxcel_nb.models.verifying`, started by `job`, one job a process.
 
 A job is {"catalogue": [names], "layouts": [...]}, or {"model": folder, "layouts", "prompt", "tokens", "dtype",
-"allow_code"}. Lines come back: {"doing", "done", "total"}; a finding or a verdict; {"error"}; and {"end"} at last.
+"allow_code", "vocab_parallel", "judged"}. Lines come back: {"doing", "done", "total"}; a finding or a verdict;
+{"error"}; and {"end"} at last.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _model(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         layout = make_layout(n, **parse_name(name)._asdict())
         return run(
             folder, layout, prompts, job["tokens"], forced=forced, dtype=job["dtype"],
-            allow_code=job["allow_code"], progress=progress_of(name, done),
+            allow_code=job["allow_code"], vocab_parallel=job["vocab_parallel"], progress=progress_of(name, done),
         )  # fmt: skip
 
     whole = answer("single", 0, None)

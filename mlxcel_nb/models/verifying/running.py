@@ -74,6 +74,15 @@ class Meeting:
 
         return add
 
+    def gather(self, rank: int) -> Callable[[mx.array, Sequence[int]], mx.array]:
+        """What a rank calls to have the columns of all."""
+
+        def side_by_side(x: mx.array, _: Sequence[int]) -> mx.array:
+            every = np.concatenate(self.told(rank, as_floats(x)), axis=-1)
+            return mx.array(every).astype(x.dtype)
+
+        return side_by_side
+
     def told(self, rank: int, value: Any) -> list[Any]:
         """What every rank brings, in rank order."""
         self._brought[rank] = value
@@ -100,6 +109,7 @@ def run(
     forced: Sequence[np.ndarray] | None = None,
     dtype: str = "auto",
     allow_code: bool = False,
+    vocab_parallel: bool = False,
     progress: Callable[[LoadProgress], None] | None = None,
 ) -> Run:
     """Load the model in `layout` and let it answer each prompt greedily.
@@ -108,13 +118,17 @@ def run(
         prompts: ids, (B, L) each.
         tokens: how many to make.
         forced: for each prompt the (B, tokens) ids to be fed when logits and layers are noted; its own when None.
+        vocab_parallel: tensor ranks share the embedding and the head too.
         progress: of rank 0's loading.
 
     Raises:
         MlxcelError: what the first rank that failed raised, unchanged. StepTimeout: one hung.
     """
     meeting = Meeting(layout.width)
-    members = [_Rank(Path(folder), layout, rank, meeting, dtype, allow_code) for rank in range(layout.width)]
+    members = [
+        _Rank(Path(folder), layout, rank, meeting, dtype, allow_code=allow_code, vocab_parallel=vocab_parallel)
+        for rank in range(layout.width)
+    ]
     members[0].progress = progress
     with _one_at_a_time:
         ended = [_thread_of(member.rank).call(partial(member, prompts, tokens, forced)) for member in members]
@@ -199,14 +213,25 @@ def _layers_together(answers: Sequence[_Answer]) -> dict[str, dict[int, np.ndarr
 class _Rank:
     """One rank of every stage, called on a thread of its own."""
 
-    def __init__(self, folder: Path, layout: Layout, rank: int, meeting: Meeting, dtype: str, allow_code: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        rank: int,
+        meeting: Meeting,
+        dtype: str,
+        *,
+        allow_code: bool,
+        vocab_parallel: bool,
+    ) -> None:
         self.rank = rank
         self.answers: list[_Answer] = []
         self.dtype = dtype
         self.warnings: list[str] = []
         self.error: BaseException | None = None
         self.progress: Callable[[LoadProgress], None] | None = None
-        self._folder, self._layout, self._meeting, self._allow_code = folder, layout, meeting, allow_code
+        self._folder, self._layout, self._meeting = folder, layout, meeting
+        self._allow_code, self._vocab_parallel = allow_code, vocab_parallel
         self._parts: list[LoadedPart] = []
 
     def __call__(self, prompts: Sequence[np.ndarray], tokens: int, forced: Sequence[np.ndarray] | None) -> None:
@@ -226,10 +251,11 @@ class _Rank:
         for stage in range(layout.pp):
             part = load_part(
                 self._folder,
-                part_of(layout, stage, self.rank),
+                part_of(layout, stage, self.rank, vocab_parallel=self._vocab_parallel),
                 dtype=self.dtype,
                 all_reduce=self._meeting.all_reduce(self.rank) if layout.tp > 1 else None,
                 exchange=self._meeting.all_to_all(self.rank) if layout.ep > 1 else None,
+                gather=self._meeting.gather(self.rank),
                 progress=self.progress,
                 allow_code=self._allow_code,
             )
@@ -270,9 +296,10 @@ class _Rank:
             for index, (part, cache) in enumerate(zip(self._parts, caches, strict=True)):
                 on_layer = recorders[index].on_layer if recorders else None
                 x = part.forward(x, cache, on_layer, all_logits=True, lap=lap)
-        if isinstance(x, dict):  # another rank has the logits, but this one takes part in all that leads to them
+        samples = self._parts[-1].part.samples
+        if not samples:  # another rank has the logits, but this one takes part in all that leads to them
             mx.eval(x)
-        return self._logits(None if isinstance(x, dict) else as_floats(x))
+        return self._logits(as_floats(x) if samples else None)
 
     def _logits(self, mine: np.ndarray | None) -> np.ndarray:
         """Of all sequences, from the ranks that have some."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.models import catalogue
 from mlxcel_nb.models.catalogue.families import ENTRIES
 from mlxcel_nb.models.loading import load_part
 from mlxcel_nb.plan.part import Part
@@ -71,6 +72,19 @@ def test_ranks_that_cannot_put_logits_together_are_refused(tmp_path: Path) -> No
     part = Part((0, 5), 5, 0, 1, 0, 2, vocab_parallel=True)
     with pytest.raises(ConfigError, match="need a gather"):
         load_part(make_tiny(tmp_path), part, all_reduce=lambda x: x)
+
+
+def test_an_architecture_that_the_catalogue_has_not_proved_keeps_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny(tmp_path)
+    expected = run_mesh(folder, PROMPT, tp=2, steps=4)
+    monkeypatch.setattr(catalogue, "entry", lambda _name: None)
+    found = run_mesh(folder, PROMPT, tp=2, steps=4, vocab_parallel=True)
+    assert_equal(found, expected[0])
+    for run, other in zip(found, expected, strict=True):
+        assert run.resident == other.resident
+        assert any(each.startswith("vocabulary is computed whole") for each in run.warnings)
 
 
 def test_a_rank_that_has_all_shares_with_nobody(tmp_path: Path) -> None:

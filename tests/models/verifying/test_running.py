@@ -47,6 +47,29 @@ def test_layouts_of_the_tiny_model_are_equal(tiny: Path) -> None:
         assert len(verdict.layer_deltas) == 5
 
 
+@pytest.mark.parametrize("layout", [{"tp": 3}, {"tp": 2, "pp": 2}])
+def test_ranks_that_share_the_vocabulary_are_equal(tiny: Path, layout: dict[str, int]) -> None:
+    whole = run(tiny, make_layout(5), [PROMPT], TOKENS)
+    forced = [record.tokens for record in whole.records]
+    split = run(tiny, make_layout(5, **layout), [PROMPT], TOKENS, forced=forced, vocab_parallel=True)
+    assert compared("shared", whole.records, split.records, split.dtype).equal
+
+
+def test_a_spoiled_row_of_the_vocabulary_is_after_every_layer(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No prompt looks this token up, but its logit is wrong: on rank 1, and so on rank 0 that samples."""
+
+    def change(model: Any) -> None:
+        model.model.embed_tokens.weight[-1] *= 1.5
+
+    spoil(monkeypatch, rank=1, stage=0, change=change)
+    whole = run(tiny, make_layout(5), [PROMPT], TOKENS)
+    forced = [record.tokens for record in whole.records]
+    split = run(tiny, make_layout(5, tp=2), [PROMPT], TOKENS, forced=forced, vocab_parallel=True)
+    verdict = compared("tp2", whole.records, split.records, split.dtype)
+    assert not verdict.equal
+    assert verdict.layer is None
+
+
 def test_a_prompt_of_several_chunks_is_read_as_engines_read_it(tiny: Path) -> None:
     prompt = np.random.default_rng(2).integers(0, 257, (2, 2 * running.CHUNK + 3))
     whole = run(tiny, make_layout(5), [prompt], 2)
