@@ -5,6 +5,7 @@ No adapter exists where these run, so UCX is told to use shared memory or TCP: t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -161,6 +162,27 @@ def test_an_end_that_has_not_read_all_that_came_may_be_closed(ends: tuple[End, E
         except BlockingIOError:
             wait(a, b, end)
     assert got == b"\0" and len(b.stream._pending) > 0
+
+
+def test_a_peer_that_closes_amid_a_transfer_is_an_error_of_who_sends_or_reads(ends: tuple[End, End]) -> None:
+    """Not of who polls, who would not know what to do with it; and neither process ends."""
+    a, b = ends
+    data, end = memoryview(bytes(1 << 20)), time.monotonic() + LIMIT_S
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            a.stream.send(data)
+    b.close()
+    with contextlib.suppress(OSError):
+        while time.monotonic() < end:
+            a.stream.fileno()
+            with contextlib.suppress(BlockingIOError):
+                a.stream.send(data)
+            try:
+                if not a.stream.recv(1):
+                    break
+            except BlockingIOError:
+                continue
+    assert time.monotonic() < end
 
 
 def test_a_host_without_an_adapter_is_told_so() -> None:

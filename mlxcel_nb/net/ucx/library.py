@@ -29,7 +29,6 @@ NO_DEVICE, BUSY = -14, -15
 LAST_ERROR = -100
 
 _FEATURE_WAKEUP, _FEATURE_STREAM = 1 << 4, 1 << 5
-_CLOSE_FORCE, _FLAGS_FIELD = 1, 1 << 4
 
 # UCX reads these when it is loaded. Its handlers of SIGSEGV and its hooks into malloc are not wanted in a notebook's
 # process, and what it has to say goes into our errors.
@@ -77,8 +76,6 @@ class RequestParams(ctypes.Structure):
 
 PLAIN = RequestParams()
 """Bytes, no callback: whoever asked asks again."""
-FORCED = RequestParams(field_mask=_FLAGS_FIELD, flags=_CLOSE_FORCE)
-"""Close without waiting for a peer that may be gone."""
 
 # `ucs_status_t` is one byte.
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {

@@ -96,6 +96,7 @@ class UcxStream:
         self._library = worker.library
         self._bell = bell
         self._request: int | None = None
+        self._failure: OSError | None = None  # met by a poll, for whoever sends or reads next
         self._out = bytearray(SEND_BYTES)
         self._out_at = ctypes.addressof(ctypes.c_char.from_buffer(self._out))
         self._pending = memoryview(b"")
@@ -112,19 +113,14 @@ class UcxStream:
     def fileno(self) -> int:
         """What to poll for input, also while `send` blocks; asked for anew before every poll."""
         self._wake.settle()
-        waits_to_send = self._request is not None
-        for _ in range(ARM_TRIES):
-            if self._look() or (waits_to_send and not self._sending()):
-                break
-            if self._library.ucp_worker_arm(self._worker.handle) != ucx.BUSY:
-                return self._wake.fileno()
-            self._library.ucp_worker_progress(self._worker.handle)
-        # There is something to do, or UCX is still at work: the poll returns at once, and its caller comes back.
-        self._wake.at_once()
+        if not self._may_sleep():
+            self._wake.at_once()
         return self._wake.fileno()
 
     def send(self, data: memoryview) -> int:
         """Take some of `data`; how many bytes."""
+        if self._failure is not None:
+            raise self._failure
         if self._sending():
             raise BlockingIOError(errno.EAGAIN, "UCX is still sending")
         assert self._endpoint is not None
@@ -142,6 +138,8 @@ class UcxStream:
             self._library.ucp_worker_progress(self._worker.handle)
             if not self._look():
                 if self._bell.hear():
+                    if self._failure is not None:
+                        raise self._failure
                     raise BlockingIOError(errno.EAGAIN, "nothing has come")
                 self._library.ucp_worker_progress(self._worker.handle)
                 if not self._look():
@@ -178,12 +176,29 @@ class UcxStream:
             return
         self._release()  # by the endpoint it came by
         endpoint, self._endpoint = self._endpoint, None
-        self._finish(self._library.ucp_ep_close_nbx(endpoint, byref(ucx.FORCED)))
+        # Not by force: what has begun would be undefined at the other end, and end its process.
+        self._finish(self._library.ucp_ep_close_nbx(endpoint, byref(ucx.PLAIN)))
         self._finish(self._request)
         self._wake.close()
         self._worker.close()
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _may_sleep(self) -> bool:
+        """Whether there is nothing to do until UCX says so. False also while UCX is still at work: its caller comes
+        back.
+        """
+        waits_to_send = self._request is not None
+        try:
+            for _ in range(ARM_TRIES):
+                if self._look() or (waits_to_send and not self._sending()):
+                    return False
+                if self._library.ucp_worker_arm(self._worker.handle) != ucx.BUSY:
+                    return True
+                self._library.ucp_worker_progress(self._worker.handle)
+        except OSError as error:
+            self._failure = error
+        return False
 
     def _look(self) -> bool:
         """Whether bytes are there to be read, without asking the network."""
