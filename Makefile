@@ -11,7 +11,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint unit cluster-tests docs lab bench catalogue format clean shim
+.PHONY: help demo test lint unit cluster-tests docs lab bench catalogue verified format clean shim
 .DEFAULT_GOAL := help
 
 help:
@@ -53,6 +53,13 @@ bench: $(READY)
 # Every split of every architecture, of which `make unit` tests a part. Takes many minutes.
 catalogue: $(READY)
 	$(BIN)/python -m tests.catalogue -- -n 2
+
+SPLITS := tp2,tp3,tp4,pp2,pp3,tp2xpp2,ep2,ep3
+
+# The same for the docs: how far each split is from one process. Takes a quarter of an hour, and rewrites docs/verified.*
+verified: $(READY)
+	$(BIN)/mlxcel-nb verify --catalogue --layouts $(SPLITS) --json > $(VENV)/verified.json
+	$(BIN)/python -m docs.draw_verified $(VENV)/verified.json --write
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
