@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import concurrent.futures
+import contextlib
 import ctypes
 import itertools
 import random
@@ -193,12 +195,26 @@ def test_what_came_can_be_sent_back_as_it_is_while_more_comes(size: int, as_give
         assert came == [bytes([step]) * size for step in range(1, 4)]
 
 
-def part_of_a_tensor(link: HotLink, tag: Tag, data: bytes, pieces: int) -> list[memoryview]:
-    """Send the first `pieces` of a large tensor; the frames of the others, to be sent before anything else."""
+AFTER_IT = Tag(1, 2, 0)
+
+
+@contextlib.contextmanager
+def in_two_parts(link: HotLink, tag: Tag, data: bytes) -> Iterator[threading.Event]:
+    """A thread that sends the first pieces of a large tensor; the others, and a small one, once the event is set."""
     parts = list(tensors.payloads(tensors.encode("uint8", (len(data),), tag.name, data), 77))
+    parts.append(tensors.encode("uint8", (3,), AFTER_IT.name, b"end"))
     frames = [memoryview(bytes(link._sealer.seal(Kind.TENSOR, TENSOR_CHANNEL, *part))) for part in parts]
-    deliver(link, frames[:pieces])
-    return frames[pieces:]
+    go_on = threading.Event()
+
+    def send() -> None:
+        deliver(link, frames[:2])
+        assert go_on.wait(20)
+        deliver(link, frames[2:])
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        yield go_on
+        sending.result(20)
 
 
 def cut_short(link: HotLink, tag: Tag, into: memoryview, how: str) -> None:
@@ -258,32 +274,24 @@ def test_tensors_that_were_given_up_in_the_middle_leave_no_trace_in_those_that_f
 @pytest.mark.parametrize("how", ["time", "cancel"])
 def test_memory_of_the_caller_s_is_left_alone_once_the_call_has_failed(how: str) -> None:
     """The rest of the tensor comes during a later call, for whatever that is, and the caller has other uses by then."""
-    data = content(3 * MB, 0)
     with hot_pair() as (a, b):
         mine = bytearray(3 * MB)
-        rest = part_of_a_tensor(a, Tag(1, 1, 0), data, 2)
-        cut_short(b, Tag(1, 1, 0), memoryview(mine), how)
-        mine[:] = content(3 * MB, 1)
-        sending = threading.Thread(target=deliver, args=(a, rest))
-        sending.start()
-        with pytest.raises(StepTimeout):
-            b.recv_tensor(Tag(1, 2, 0), deadline=soon(0.5))
-        sending.join(10)
+        with in_two_parts(a, Tag(1, 1, 0), content(3 * MB, 0)) as go_on:
+            cut_short(b, Tag(1, 1, 0), memoryview(mine), how)
+            mine[:] = content(3 * MB, 1)
+            go_on.set()
+            assert b.recv_tensor(AFTER_IT, deadline=soon(10)).data == b"end"
         assert mine == content(3 * MB, 1)
-        a.send_tensor(Tag(1, 3, 0), "uint8", (3,), b"end")
-        assert b.recv_tensor(Tag(1, 3, 0), deadline=soon(10)).data == b"end"
 
 
 def test_a_tensor_that_is_asked_for_again_comes_whole_to_where_it_is_wanted_now() -> None:
     data = content(3 * MB, 0)
     with hot_pair() as (a, b):
         mine = memoryview(bytearray(6 * MB))
-        rest = part_of_a_tensor(a, Tag(1, 1, 0), data, 2)
-        cut_short(b, Tag(1, 1, 0), mine[: 3 * MB], "time")
-        sending = threading.Thread(target=deliver, args=(a, rest))
-        sending.start()
-        got = b.recv_tensor(Tag(1, 1, 0), into=mine[3 * MB :], deadline=soon(10))
-        sending.join(10)
+        with in_two_parts(a, Tag(1, 1, 0), data) as go_on:
+            cut_short(b, Tag(1, 1, 0), mine[: 3 * MB], "time")
+            go_on.set()
+            got = b.recv_tensor(Tag(1, 1, 0), into=mine[3 * MB :], deadline=soon(10))
         assert mine[3 * MB :] == data == got.data
         got.data[:3] = b"its"
         assert mine[3 * MB : 3 * MB + 3] == b"its"
