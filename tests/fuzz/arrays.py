@@ -16,14 +16,14 @@ def tensors(data: bytes) -> None:
     """Whole tensors and pieces of several, on some channels, with figures that agree or do not."""
     script = Script(data)
     flags = script.number()
-    placed: list[int] = []
+    placed: list[memoryview] = []
 
     def place(header: TensorHeader, size: int) -> memoryview:
         assert size == header.raw_length <= TENSOR_LIMIT, f"{size} bytes are asked for"
-        placed.append(size)
-        return memoryview(bytearray(size))
+        placed.append(memoryview(bytearray(size)))
+        return placed[-1]
 
-    assembler = Assembler(limit=TENSOR_LIMIT, place=place if flags & 1 else None)
+    assembler = Assembler(limit=TENSOR_LIMIT, place=place if flags & 1 else None, in_order=bool(flags & 8))
     fed = 0
     try:
         while script:
@@ -32,7 +32,14 @@ def tensors(data: bytes) -> None:
                 fed += len(payload)
                 if flags & 4:
                     stray(assembler, len(payload))
-                done = add(assembler, channel, payload, land=bool(flags & 2))
+                if flags & 16 and placed:
+                    assembler.withdraw(given := placed.pop())
+                    held = bytes(given)
+                    done = add(assembler, channel, payload, land=bool(flags & 2))
+                    assert bytes(given) == held, "memory that was wanted back is written to"
+                else:
+                    done = add(assembler, channel, payload, land=bool(flags & 2))
+                assert not flags & 8 or len(assembler._open) <= 1
                 grown = sum(len(partial._grown) for partial in assembler._open.values())
                 assert grown <= fed and len(assembler._open) <= 64
                 if done is not None:
