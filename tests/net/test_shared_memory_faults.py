@@ -72,8 +72,10 @@ def test_an_end_without_descriptors_stays_on_tcp_and_gives_back_what_it_took() -
             with descriptors_left(left):
                 reasons = agree_both(ends)
             said.append(reasons)
+            assert all(reasons) or not any(reasons), "both move or none does"
             if all(reasons):
-                assert (descriptors(), mappings()) == (open_before, mapped_before), f"with {left} left"
+                # What other tests left to the collector may go meanwhile.
+                assert descriptors() <= open_before and mappings() <= mapped_before, f"with {left} left"
             ends[0].send_tensor(Tag(1, 0, 0), "uint8", (1,), b"x", deadline=soon())
             assert ends[1].recv_tensor(Tag(1, 0, 0), deadline=soon()).data == b"x"
     assert said[-1] == ["", ""]
@@ -136,13 +138,10 @@ def test_a_member_cannot_have_anything_else_opened(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_program_that_is_started_later_inherits_none_of_it() -> None:
-    look = "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n != '3'])"
     with both_moved():
         assert mappings() > 0
-        told = subprocess.run(
-            [sys.executable, "-c", look], close_fds=False, capture_output=True, text=True, check=False
-        )
-    assert "memfd" not in told.stdout and "eventpoll" not in told.stdout
+        told = subprocess.check_output(["ls", "-l", "/proc/self/fd"], close_fds=False, text=True, timeout=LIMIT_S)
+    assert "memfd" not in told and "eventpoll" not in told
 
 
 # -- peers that end --------------------------------------------------------------------------------------------------
