@@ -1,9 +1,9 @@
 """One rank as a process, for `test_collectives`: joins the others, does what it is told, and says what came of it.
 
-    python -m tests.net.collective_rank RANK SIZE WAY
+    python -m tests.net.collective_rank RANK SIZE WAY [memory]
 
-WAY is "own" for the ways the product chooses, or the name of the one to take for everything. Each line of standard
-input is a job; see `JOBS`.
+WAY is "own" for the ways the product chooses, or the name of the one to take for everything; with "memory" the links
+move to shared memory first. Each line of standard input is a job, a method of `Ranks`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.net.collectives import ways as collectives
 from mlxcel_nb.net.collectives.group import Group, Tag
 from mlxcel_nb.net.collectives.summing import Array, narrow, widen
+from mlxcel_nb.net.further.agree import agree
 from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
+from mlxcel_nb.net.shared_memory.offer import SharedMemoryOffer
 from tests.net.rank import join, tell
 
 TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
@@ -137,8 +139,10 @@ class Ranks:
         return {"error": None}
 
 
-def main(rank: int, size: int, way: str) -> None:
+def main(rank: int, size: int, way: str, *path: str) -> None:
     links = {other: HotLink(link) for other, link in asyncio.run(join(rank, size)).items()}
+    for _, link in sorted(links.items()) if path else ():
+        assert agree(link, functools.partial(SharedMemoryOffer, link.link)) == ""
     chosen = None if way == "own" else collectives.Way(way)
     ranks = Ranks(Group(rank, links, Interrupt(), way=chosen))
     tell(joined=rank)
@@ -151,4 +155,4 @@ def main(rank: int, size: int, way: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

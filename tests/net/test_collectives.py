@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,14 +29,16 @@ FEW = [0, 3, 1001, SMALL_BYTES // 4 + 1, DIRECT_BYTES // 4, DIRECT_BYTES // 4 + 
 
 Start = Callable[..., list[Rank]]
 
+IN_MEMORY = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared memory is used on Linux only")
+
 
 @pytest.fixture
 def ranks() -> Iterator[Start]:
     """Starts the ranks of a group; all are gone at the end."""
     started: list[Rank] = []
 
-    def begin(size: int, way: str = "own") -> list[Rank]:
-        started.extend(start("tests.net.collective_rank", size, way))
+    def begin(size: int, way: str = "own", *path: str) -> list[Rank]:
+        started.extend(start("tests.net.collective_rank", size, way, *path))
         for rank in started:
             rank.hear("joined")
         return started
@@ -71,9 +74,15 @@ def test_every_way_to_sum_gives_them(size: int, way: str, ranks: Start) -> None:
     sums_are_right(ranks(size, way), FEW)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_what_is_gathered_broadcast_and_passed_on_arrives(size: int, ranks: Start) -> None:
-    group = ranks(size)
+@IN_MEMORY
+@pytest.mark.parametrize("way", ["own", "ring"])
+def test_sums_in_shared_memory_are_the_same(way: str, ranks: Start) -> None:
+    sums_are_right(ranks(3, way, "memory"), FEW)
+
+
+@pytest.mark.parametrize(("size", "path"), [(2, ()), (4, ()), pytest.param(3, ("memory",), marks=IN_MEMORY)])
+def test_what_is_gathered_broadcast_and_passed_on_arrives(size: int, path: tuple[str, ...], ranks: Start) -> None:
+    group = ranks(size, "own", *path)
     for counts in ([0] * size, [8] * size, [n * 70_000 for n in range(size)], [700_000, *[5] * (size - 1)]):
         all_do(group, "all_gather", counts=counts)
     for unit in (0, 1, 90_000):
@@ -105,11 +114,13 @@ def survivors_name_the_last(group: list[Rank], code: str) -> list[dict[str, Any]
     return told
 
 
-@pytest.mark.parametrize("way", ["direct", "halves", "ring"])
+@pytest.mark.parametrize(
+    ("way", "path"), [("direct", ()), ("halves", ()), ("ring", ()), pytest.param("ring", ("memory",), marks=IN_MEMORY)]
+)
 @pytest.mark.parametrize("end", ["killed", "stopped"])
-def test_a_rank_that_ends_is_named_by_all_others(way: str, end: str, ranks: Start) -> None:
+def test_a_rank_that_ends_is_named_by_all_others(way: str, path: tuple[str, ...], end: str, ranks: Start) -> None:
     """Also by those that only heard of it, and by those whom nobody but a survivor held up."""
-    group = ranks(4, way)
+    group = ranks(4, way, *path)
     patience_s = 20.0 if end == "killed" else 1.5
     for rank in group:
         rank.say(json.dumps({"do": "until", "count": 50_000, "patience_s": patience_s}))
