@@ -69,9 +69,9 @@ def file_sha256(path: Path, progress: Callable[[int], None] | None = None) -> st
         if known := _remembered(memory, key):
             return known
         digest = _read(stream, tell)
-    if _key(path) == key:
-        with contextlib.suppress(OSError):
-            _replace(memory, json.dumps({"key": key, "sha256": digest}))
+        if _key(path) == key:
+            with contextlib.suppress(OSError):  # before others get their turn, so that they find it
+                _replace(memory, json.dumps({"key": key, "sha256": digest}))
     return digest
 
 
