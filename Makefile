@@ -56,7 +56,7 @@ catalogue: $(READY)
 
 SPLITS := tp2,tp3,tp4,pp2,pp3,tp2xpp2,ep2,ep3
 
-# The same for the docs: how far each split is from one process. Takes a quarter of an hour, and rewrites docs/verified.*
+# The same for the docs: how far each split is from one process. Takes some twenty minutes; rewrites docs/verified.*
 verified: $(READY)
 	$(BIN)/mlxcel-nb verify --catalogue --layouts $(SPLITS) --json > $(VENV)/verified.json
 	$(BIN)/python -m docs.draw_verified $(VENV)/verified.json --write
