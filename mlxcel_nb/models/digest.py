@@ -1,4 +1,4 @@
-"""SHA-256 of files and model folders, remembered by size and time of change so that gigabytes are read once.
+"""SHA-256 of files and model folders, remembered by size and times of change so that gigabytes are read once.
 
 The memory lies in the cache folder, not beside the files: a model may live where the user cannot write. Any thread
 and process may call; of several that want the same file at once one reads it, and the others wait. A lost or garbled
@@ -77,7 +77,8 @@ def file_sha256(path: Path, progress: Callable[[int], None] | None = None) -> st
 
 def _key(path: Path) -> list[int]:
     stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    # Archives give a new file the old one's time and often its inode; the time of its last change nobody can set.
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _remembered(memory: Path, key: list[int]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,14 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(tmp_path: Path, 
     file.write_bytes(b"x" * 1000)
     file_sha256(file, lambda _done: os.utime(file, ns=(1, 1)))
     assert not (own_cache / "hashes").exists()
+
+
+def test_a_file_that_changes_in_place_and_keeps_its_time_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(b"x" * 1000)
+    os.utime(file, ns=(1, 1))
+    before = file_sha256(file)
+    time.sleep(0.02)  # a kernel's clock for files goes in steps of up to 10 ms
+    file.write_bytes(b"y" * 1000)
+    os.utime(file, ns=(1, 1))
+    assert file_sha256(file) != before
