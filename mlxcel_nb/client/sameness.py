@@ -87,7 +87,7 @@ def check_same(
             heard = time.monotonic()
             kind = message.get("type")
             if kind == "reply":
-                found[node] = _read(message)
+                found[node] = _read(message, node)
             elif kind == "progress" and on_progress is not None:
                 on_progress(progress_of(node, message, comparing=True))
             elif kind == "error" or (kind == "lost" and node in members):
@@ -109,8 +109,12 @@ def progress_of(node: str, message: dict[str, Any], *, comparing: bool = False) 
     )
 
 
-def _read(message: dict[str, Any]) -> Digests:
-    told: dict[str, Any] = field(message, "digests", dict)
-    if not told or not all(isinstance(digest, str) and len(digest) == 64 for digest in told.values()):
-        raise WireError("a node's hashes are none")
+def _read(message: dict[str, Any], node: str) -> Digests:
+    told = message.get("digests")
+    if (
+        not isinstance(told, dict)
+        or not told
+        or not all(isinstance(digest, str) and len(digest) == 64 for digest in told.values())
+    ):
+        raise WireError("the hashes of its files are none", node=node)
     return told

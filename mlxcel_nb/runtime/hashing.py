@@ -23,7 +23,7 @@ TOLD_EVERY_S = 0.1
 
 
 class Hashing:
-    """One folder at a time.
+    """One folder at a time for each who asks; what one of them gives up is nothing to the others.
 
     Args:
         soon: calls a function on the loop, from any thread.
@@ -32,25 +32,27 @@ class Hashing:
     def __init__(self, node_id: str, soon: Callable[..., None]) -> None:
         self._node_id = node_id
         self._soon = soon
-        self._asker: ControlLink | None = None
-        self._stop = threading.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._stops: dict[ControlLink, threading.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def order(self, asker: ControlLink, message: dict[str, Any]) -> None:
-        """Hash the folder `model` and reply; what was under way is given up."""
+        """Hash the folder `model` and reply; what was under way for `asker` is given up."""
         request_id, model = field(message, "id", str), field(message, "model", str)
-        self.close()
-        self._asker, self._stop = asker, threading.Event()
-        self._task = asyncio.get_running_loop().create_task(self._answer(asker, request_id, Path(model), self._stop))
+        self.left(asker)
+        stop = self._stops[asker] = threading.Event()
+        task = asyncio.get_running_loop().create_task(self._answer(asker, request_id, Path(model), stop))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def left(self, asker: ControlLink) -> None:
-        """The asker's connection has ended."""
-        if asker is self._asker:
-            self.close()
+        """`asker` does not want to know any more, or its connection has ended."""
+        if stop := self._stops.pop(asker, None):
+            stop.set()
 
     def close(self) -> None:
         """Nobody wants to know any more."""
-        self._stop.set()
+        for asker in list(self._stops):
+            self.left(asker)
 
     async def _answer(self, asker: ControlLink, request_id: str, folder: Path, stop: threading.Event) -> None:
         told = 0.0
@@ -71,3 +73,6 @@ class Hashing:
             asker.send({"type": "reply", "id": request_id, "digests": digests})
         except Exception as error:  # noqa: BLE001  # whatever went wrong, somebody waits for an answer
             asker.send({"type": "error", "id": request_id, "error": errors.wrap(error, self._node_id).to_dict()})
+        finally:
+            if self._stops.get(asker) is stop:
+                del self._stops[asker]

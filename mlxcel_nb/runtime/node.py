@@ -355,7 +355,7 @@ class Node:
         elif kind == "digest":
             self._hashing.order(router, message)
         elif kind == "unload":
-            self._hashing.close()
+            self._hashing.left(router)
             stop = functools.partial(self._requests.cancel_all, "the model is being unloaded")
             self._holding.unload(router, field_of(message, "id", str), str(message.get("instance", "")), stop)
         elif kind == "generate":

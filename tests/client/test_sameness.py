@@ -46,5 +46,6 @@ def test_the_odd_one_out_is_to_blame_even_if_it_comes_first() -> None:
     "told", [{}, {"digests": []}, {"digests": {}}, {"digests": {"a": "short"}}, {"digests": {"a": 1}}]
 )
 def test_a_word_that_is_none_is_refused(told: dict[str, object]) -> None:
-    with pytest.raises(WireError):
-        sameness._read({"type": "reply", **told})
+    with pytest.raises(WireError) as caught:
+        sameness._read({"type": "reply", **told}, "mac2")
+    assert caught.value.node == "mac2"
