@@ -121,6 +121,13 @@ class SliceReader:
             rows, ranges = list(ranges), None
         size = max(1, (entry.end - entry.begin) // entry.shape[0])  # of a row, in bytes
         step, done = max(1, PIECE // size), 0
+        if size > PIECE and len(entry.shape) > 1:  # a row is a whole expert
+            for row in (row for first, end in rows for row in range(first, end)):
+                begin = entry.begin + row * size
+                inner = entry._replace(shape=entry.shape[1:], begin=begin, end=begin + size)
+                self._convert(inner, axis - 1, ranges, view[done], dtype)
+                done += 1
+            return
         for first, end in rows:
             for top in range(first, end, step):
                 bottom = min(end, top + step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -105,3 +106,28 @@ def test_files_are_closed_and_an_absent_one_is_named(tmp_path: Path) -> None:
 def test_a_dtype_mlx_does_not_have_is_named(tmp_path: Path) -> None:
     with SliceReader() as reader, pytest.raises(ModelError, match="F64"):
         reader.read(TensorEntry(tmp_path / "a.safetensors", "F64", (1,), 0, 8))
+
+
+@pytest.mark.parametrize(("axis", "ranges"), [(0, [(1, 3)]), (1, [(5, 30)]), (2, [(2, 5), (50, 64)])])
+def test_experts_larger_than_a_piece_are_converted_in_pieces_too(
+    tmp_path: Path, axis: int, ranges: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What loading asks room for is four pieces, however large a row of the first axis is."""
+    monkeypatch.setattr(slices, "PIECE", 1024)
+    array = mx.random.normal((3, 40, 64), key=mx.random.key(0)).astype(mx.bfloat16)  # 5 KiB each
+    mx.save_safetensors(str(tmp_path / "a.safetensors"), {"x": array})
+    entry = read_header(tmp_path / "a.safetensors")["x"]
+    pieces: list[int] = []
+    read = SliceReader.read
+
+    def noted(self: SliceReader, piece: TensorEntry, *args: Any, **how: Any) -> Any:
+        if how.get("dtype") is None:
+            pieces.append(piece.end - piece.begin)
+        return read(self, piece, *args, **how)
+
+    monkeypatch.setattr(SliceReader, "read", noted)
+    with SliceReader() as reader:
+        found = reader.read(entry, axis, ranges, dtype=mx.float32)
+    expected = mx.concatenate([mx.take(array, mx.arange(*each), axis) for each in ranges], axis)
+    assert mx.array_equal(found, expected.astype(mx.float32)).item()
+    assert max(pieces) <= 1024
