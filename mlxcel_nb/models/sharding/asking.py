@@ -24,6 +24,9 @@ ITEM_BYTES = (4, 2, 2)
 MOST_ASKED = 64
 """Experts that a token may ask a rank for, however few it has."""
 
+MOST_BYTES = 1 << 30
+"""An ask's tokens, each counted once for every expert it asks for. A chunk of a prompt stays several times below."""
+
 _NUMBER = np.dtype("<u4")
 _HEAD = 4
 
@@ -63,6 +66,8 @@ class Ask:
         row, expert = numbers[:pairs], numbers[pairs:]
         if pairs > rows * max(experts, MOST_ASKED):
             raise WireError(f"an ask of {rows} tokens for {pairs} experts, of which there are {experts}", node=node)
+        if pairs * width > MOST_BYTES:
+            raise WireError(f"an ask for {pairs} experts with tokens of {width} bytes", node=node)
         if row.max(initial=-1) >= rows or expert.max(initial=-1) >= experts:
             raise WireError("asks for a token or an expert that is not there", node=node)
         return cls(

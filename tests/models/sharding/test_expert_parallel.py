@@ -228,6 +228,13 @@ def test_few_bytes_do_not_stand_for_many_rows() -> None:
         Ask.read(ask.pack(), 3, "mac2")
 
 
+def test_what_an_ask_would_take_is_bounded_before_it_is_taken() -> None:
+    """32 MB, which would be 2 GB once each expert has its token: as much again for what they make of it."""
+    few = np.zeros(64, np.int64)
+    with pytest.raises(WireError, match="mac2: an ask for 64 experts with tokens of 33554432 bytes"):
+        Ask.read(Ask("float32", np.zeros((1, 32 << 20), np.uint8), few, few).pack(), 3, "mac2")
+
+
 @given(st.binary(max_size=80))
 def test_bytes_of_any_kind_are_an_ask_or_refused(data: bytes) -> None:
     with suppress(WireError):
