@@ -167,15 +167,28 @@ class Dispatch:
         if x is None:
             return None
         told = [read_answer(data, len(slots[rank]), self._names[rank]) for rank, data in enumerate(answers)]
-        kinds = {(found, made.shape[1]) for found, made in told if len(made)}
-        if len(kinds) > 1:
-            raise WireError(f"the ranks' experts give different things: {sorted(kinds)}")
-        kind, width = kinds.pop() if kinds else (kind, rows.shape[1])
+        given = {rank: (found, made.shape[1]) for rank, (found, made) in enumerate(told) if len(made)}
+        kind, width = self._same("its experts give", given) if given else (kind, rows.shape[1])
         out = np.empty((flat.size, width), np.uint8)
         for mine, (_, made) in zip(slots, told, strict=True):
             if len(mine):
                 out[mine] = made
         return from_bytes(out.reshape(-1).data, kind, (flat.size, width // ITEM_BYTES[TYPES.index(kind)]))
+
+    def _same(self, what: str, kinds: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
+        """The type and the bytes of a row that all of `kinds`, by rank, agree on.
+
+        Raises:
+            WireError: one has another than this rank, or than the first if this rank has none; the node is named.
+        """
+        due = kinds.get(self.rank) or next(iter(kinds.values()))
+        for rank, (kind, width) in kinds.items():
+            if (kind, width) != due:
+                raise WireError(
+                    f"{what} {kind} in {width} bytes where others have {due[0]} in {due[1]}",
+                    node=self._names[rank], advice="Load the model with one --dtype for all nodes.",
+                )  # fmt: skip
+        return due
 
     def _answers(self, mixture: Mixture, came: Sequence[Ask]) -> list[bytes]:
         """What this rank's experts make of all that came, in one go."""
@@ -184,10 +197,9 @@ class Dispatch:
         answers = [nothing] * len(came)
         if not asking:
             return answers
-        kinds = {(came[rank].kind, came[rank].rows.shape[1]) for rank in asking}
-        if len(kinds) > 1:
-            raise WireError(f"the ranks' tokens are different things: {sorted(kinds)}")
-        ((kind, width),) = kinds
+        kind, width = self._same(
+            "its tokens are", {rank: (came[rank].kind, came[rank].rows.shape[1]) for rank in asking}
+        )
         x = np.concatenate([came[rank].rows[came[rank].row] for rank in asking])
         experts = np.concatenate([came[rank].expert for rank in asking])
         tokens = from_bytes(x.reshape(-1).data, kind, (len(x), width // ITEM_BYTES[TYPES.index(kind)]))

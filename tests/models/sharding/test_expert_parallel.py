@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,27 @@ def test_activations_of_every_type_travel(kind: mx.Dtype) -> None:
         return np.array(made.astype(mx.float32))[:, :, 0]
 
     assert all_ranks(4, 2, do)[0].tolist() == [[2.0, 8.0], [6.0, 4.0]]
+
+
+def test_a_rank_whose_experts_or_tokens_are_of_another_type_is_named() -> None:
+    """As auto makes them where some nodes have a GPU and others have none."""
+
+    def experts_differ(dispatch: Dispatch, rank: int) -> None:
+        if rank:
+            (own,) = dispatch.mixtures
+            dispatch.mixtures[0] = replace(own, run=lambda x, indices: own.run(x, indices).astype(mx.float32))
+            dispatch.serve(lambda: None)
+        else:
+            dispatch.ask(0, mx.ones((1, WIDTH), mx.bfloat16), mx.array([[0, 3]]))
+
+    with pytest.raises(WireError, match="rank 1: its experts give float32 in 16 bytes where others have bfloat16 in 8"):
+        all_ranks(4, 2, experts_differ)
+
+    def tokens_differ(dispatch: Dispatch, rank: int) -> None:
+        dispatch.ask(0, mx.ones((1, WIDTH), mx.float32 if rank else mx.bfloat16), mx.array([[0]]))
+
+    with pytest.raises(WireError, match="rank 1: its tokens are float32 in 16 bytes where others have bfloat16 in 8"):
+        all_ranks(4, 2, tokens_differ)
 
 
 def test_a_model_that_runs_its_mixtures_otherwise_is_an_error_and_not_a_wrong_sum() -> None:
