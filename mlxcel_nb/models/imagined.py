@@ -75,26 +75,16 @@ def _sources(model: Any, table: Mapping[str, Any], stored: mx.Dtype) -> dict[str
     return found
 
 
-_USUAL = {"affine": (64, 4), "mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)}
-"""Group size and bits of a mode that is named without them."""
-
-
 def _packing(model: Any, module: Any, path: str, table: Mapping[str, Any]) -> quantisation.Quantisation | None:
     """How the weight of `module` is packed, or None."""
     if not table or not hasattr(module, "to_quantized"):
         return None
-    entry = table.get(path, True)
+    packed = quantisation.said(table, path)
     predicate = getattr(model, "quant_predicate", None)
-    if entry is True and predicate is not None:
+    if packed is not None and path not in table and predicate is not None and not quantisation.foreign(table):
         entry = predicate(path, module)
-    if not entry:
-        return None
-    own = {**table, **entry} if isinstance(entry, Mapping) else table
-    mode = str(own.get("mode", "affine"))
-    group, bits = (int(own.get(key, usual)) for key, usual in zip(("group_size", "bits"), _USUAL[mode], strict=True))
-    if module.weight.shape[-1] % group:
-        return None
-    return quantisation.Quantisation(group, bits, mode)
+        packed = quantisation.packing(entry) if isinstance(entry, Mapping) else packed if entry else None
+    return None if packed is None or module.weight.shape[-1] % packed.group_size else packed
 
 
 def drop_tied_head(model: Any, config: Mapping[str, Any]) -> None:

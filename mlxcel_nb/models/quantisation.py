@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from mlxcel_nb.errors import ModelError
@@ -15,6 +16,9 @@ _BY_METHOD = {
     "mxfp8": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
 }
 """Foreign quantisation methods whose weights MLX reads as they are."""
+
+USUAL = {"affine": (64, 4), "mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)}
+"""Group size and bits of a mode that is named without them."""
 
 _BY_SHAPE = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
 """Modes with 8-bit scales have one pair of bits and group size each."""
@@ -44,7 +48,8 @@ def settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if method is not None and "mode" not in table:
         if method not in _BY_METHOD:
             raise ModelError(
-                f"weights quantised by {method} are not read here", advice="Convert the model with mlx_lm.convert."
+                f"weights quantised by {method} are not read here",
+                advice="Convert the model with mlx_lm.convert; plan --bits 4 tells what it takes then.",
             )
         return {**table, **_BY_METHOD[method]}
     for path, entry in (("quantization", table), *table.items()):
@@ -83,22 +88,62 @@ def of_weight(
     return Quantisation(group_size, bits, mode)
 
 
+def said(table: Mapping[str, Any], path: str) -> Quantisation | None:
+    """How the config says that the weight at `path` is packed, as MLX reads it; None where it says that it is not.
+
+    An entry of its own stands for itself: what it does not name is MLX's default, and not the model's.
+    """
+    entry = table.get(path, True)
+    if not table or not entry or _left_plain(table, path):
+        return None
+    return packing(entry if isinstance(entry, Mapping) else table)
+
+
+def packing(entry: Mapping[str, Any]) -> Quantisation:
+    """An entry with what MLX adds to it: mode affine, and the mode's usual group size and bits.
+
+    Raises:
+        ModelError: a mode that there is not.
+    """
+    mode = entry.get("mode", "affine")
+    if mode not in USUAL:
+        raise ModelError(f"unknown quantisation mode {mode!r}; known are {', '.join(MODES)}")
+    group, bits = (
+        usual if entry.get(key) is None else entry[key]
+        for key, usual in zip(("group_size", "bits"), USUAL[mode], strict=True)
+    )
+    if any(type(value) is not int or value < 1 for value in (group, bits)):
+        raise ModelError(f"config.json: quantisation of {bits!r} bits in groups of {group!r}")
+    return Quantisation(group, bits, mode)
+
+
+def foreign(table: Mapping[str, Any]) -> bool:
+    """Whether others than mlx-lm packed the weights: then its own rules of what stays plain do not hold."""
+    return "quant_method" in table
+
+
+def _left_plain(table: Mapping[str, Any], path: str) -> bool:
+    """Whether `modules_to_not_convert` names the module or what it is in, as `model.layers.*.self_attn` does."""
+    patterns = table.get("modules_to_not_convert")
+    return isinstance(patterns, list) and any(
+        fnmatchcase(f".{path}.", f"*.{pattern}.*") for pattern in patterns if isinstance(pattern, str)
+    )
+
+
 def group_sizes(config: Mapping[str, Any], model: Any) -> Callable[[str], int]:
     """What the config says of each weight's quantisation group: path of a module -> its group size, 1 without.
 
     The files may hold more than it says, so whoever has them asks them; this is for a model that has none yet.
     """
     table = settings(config)
-    default = table.get("group_size")
     modules = dict(model.named_modules())
 
     def group(path: str) -> int:
-        entry = table.get(path)
-        size = entry.get("group_size", default) if isinstance(entry, Mapping) else default
+        packed = said(table, path)
         module = modules.get(path)
         weight = getattr(module, "weight", None) if hasattr(module, "to_quantized") else None
-        if weight is None or entry is False or not isinstance(size, int) or weight.shape[-1] % size:
+        if weight is None or packed is None or weight.shape[-1] % packed.group_size:
             return 1
-        return size
+        return packed.group_size
 
     return group

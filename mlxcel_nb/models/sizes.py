@@ -353,4 +353,7 @@ def number_of(config: Mapping[str, Any], *names: str) -> int:
 
 def _packed(config: Mapping[str, Any]) -> str:
     table = quantisation.settings(config)
-    return f"{table['bits']}-bit, groups of {table.get('group_size', 64)}" if "bits" in table else ""
+    if "bits" not in table:
+        return ""
+    packed = quantisation.packing(table)
+    return f"{packed.bits}-bit, groups of {packed.group_size}"

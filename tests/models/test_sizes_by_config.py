@@ -1,0 +1,78 @@
+"""What a config.json alone says of a model's bytes, as mlx-lm reads it: what is packed and how, and what is tied."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from mlx import nn
+
+from mlxcel_nb.errors import ModelError
+from mlxcel_nb.models import sizes
+from tests.models.test_sizes import as_built, nbytes
+from tests.published import PUBLISHED
+
+GPT_OSS: dict[str, Any] = {
+    "model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32, "num_experts_per_tok": 4,
+    "vocab_size": 201088, "rms_norm_eps": 1e-5, "hidden_size": 2880, "intermediate_size": 2880, "head_dim": 64,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "sliding_window": 128, "rope_theta": 150000,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                     "rope_type": "yarn", "truncate": False},
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+"""As openai/gpt-oss-20b has it, but for its `quantization_config`."""
+
+PLAIN = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+
+PUBLISHED_BYTES = 13_761_264_768
+"""`total_size` of openai/gpt-oss-20b's own index of weights."""
+
+
+def planned(config: dict[str, Any]) -> int:
+    return sizes.gather(copy.deepcopy(config), name="m").weights
+
+
+def test_modules_that_a_publisher_left_plain_are_counted_plain() -> None:
+    method = {"quant_method": "mxfp4", "modules_to_not_convert": PLAIN}
+    assert planned({**GPT_OSS, "quantization_config": method}) == PUBLISHED_BYTES
+
+
+@pytest.mark.parametrize(("mode", "group", "bits"), [("mxfp4", 32, 4), ("nvfp4", 16, 4), ("mxfp8", 32, 8)])
+def test_an_entry_without_a_mode_is_affine_whatever_the_model_is(mode: str, group: int, bits: int) -> None:
+    """What mlx-lm writes for a model whose predicate wants 8 bits in groups of 64 for some modules."""
+    config: dict[str, Any] = {**GPT_OSS, "num_hidden_layers": 2, "layer_types": GPT_OSS["layer_types"][:2]}
+    model = as_built({**config, "torch_dtype": "bfloat16"})
+    table: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
+
+    def predicate(path: str, module: Any) -> Any:
+        if not hasattr(module, "to_quantized"):
+            return False
+        own = model.quant_predicate(path, module)
+        if isinstance(own, dict):
+            table[path] = dict(own)
+        return own
+
+    nn.quantize(model, group, bits, mode=mode, class_predicate=predicate)
+    assert table["model.layers.0.mlp.router"] == {"group_size": 64, "bits": 8}
+    assert planned({**config, "quantization": table}) == nbytes(model)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"group_size": 32, "bits": 4, "mode": "int3"}, "unknown quantisation mode 'int3'"),
+        ({"group_size": "32", "bits": 4}, "4 bits in groups of '32'"),
+    ],
+)
+def test_a_table_that_says_nothing_known_is_refused(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        planned({**GPT_OSS, "num_hidden_layers": 2, "quantization": table})
+
+
+def test_weights_that_have_to_be_converted_are_refused_with_what_plans_them_all_the_same() -> None:
+    config = {**PUBLISHED["8B dense"].config, "quantization_config": {"quant_method": "fp8"}}
+    with pytest.raises(ModelError, match="--bits 4"):
+        planned(config)
+    assert sizes.gather(sizes.as_converted(config, 4), name="m").weights == pytest.approx(8.03e9 * 4.5 / 8, rel=0.01)
