@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -88,6 +88,7 @@ class Cluster(AsyncTwins):
         self._leader: str | None = None
         self._model: LoadReport | None = None
         self._last: Completion | None = None
+        self._aside = False
         self._exits = Exits()
         self._finalizer: weakref.finalize[..., Cluster] | None = None
         self._lock = threading.Lock()
@@ -313,7 +314,7 @@ class Cluster(AsyncTwins):
         assert leader is not None
 
         def ended(completion: Completion) -> None:
-            if self._model is not None:
+            if self._model is not None and not self._aside:
                 self._last = completion
 
         return asking.begin(
@@ -330,6 +331,15 @@ class Cluster(AsyncTwins):
     ) -> Completion:
         """`stream` and wait for the end. An interrupt cancels the request on every rank."""
         return asking.finish(self.stream(prompt, params, messages=messages, rank=rank))
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Meanwhile no answer counts as the last one that `status` tells of: they are not the user's."""
+        self._aside = True
+        try:
+            yield
+        finally:
+            self._aside = False
 
     def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced:
         """Feed `tokens` after `prompt`, whatever the model would choose, and bring logits and layers from the engines.

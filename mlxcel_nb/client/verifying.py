@@ -89,7 +89,8 @@ def verify(
 def _record(cluster: Cluster, prompt: Sequence[int], tokens: int, whole: Record | None) -> Record:
     """Free-running first; then fed the whole model's tokens, which are its own for the whole model itself."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    made = np.array([cluster.generate(prompt, params).token_ids])
-    fed = made if whole is None else whole.tokens
-    seen = cluster.forced(prompt, [int(token) for token in fed[0]])
+    with cluster.aside():
+        made = np.array([cluster.generate(prompt, params).token_ids])
+        fed = made if whole is None else whole.tokens
+        seen = cluster.forced(prompt, [int(token) for token in fed[0]])
     return Record(made, seen.logits[None], slice(None), seen.layers)

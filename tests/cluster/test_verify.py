@@ -136,6 +136,18 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(engines: Cluster, t
         recording.check_room(1_000_000, 257)
 
 
+def test_an_answer_of_verify_is_not_the_users_last(tiny: str) -> None:
+    """Nor are those of the whole model, which is all that one engine can run."""
+    with nothing_left(Cluster(1)) as cluster:
+        cluster.load(tiny)
+        cluster.generate([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
+        cluster.unload()
+        mine = cluster.status().last
+        assert mine is not None
+        assert list(verifying.verify(cluster, tiny, [], PROMPT, 3)) == []
+        assert cluster.status().last == mine
+
+
 @pytest.mark.timeout(180)
 def test_a_shell_starts_what_it_needs_and_leaves_nothing(smollm2: Path) -> None:
     words = ["verify", "--model", "smollm2-135m", "--layouts", "tp2", "--tokens", "6", "--json"]
