@@ -16,7 +16,7 @@ from mlxcel_nb.cluster.config import ClusterConfig, Mistake, NodeEntry, mistakes
 from mlxcel_nb.cluster.names import check_given_name, router_id
 from mlxcel_nb.cluster.roles import HYBRID, ROUTER, parse_role
 from mlxcel_nb.errors import ConfigError
-from mlxcel_nb.net.links.addresses import is_numeric
+from mlxcel_nb.net.links.addresses import is_link_local, is_numeric
 
 LOOPBACK_BIND = Address("127.0.0.1", 0)
 """Where a node listens that was told no address: never on every interface."""
@@ -271,7 +271,7 @@ def judge(plan: NodePlan, found: Mapping[str, Sequence[str]], own: frozenset[str
     dialled = [*plan.peers.items(), *(("", address) for address in plan.strangers)]
     spread = _spans_hosts(plan, bind)
     for peer_id, address in dialled:
-        ips = tuple(found[address.host])
+        ips = tuple(ip.partition("%")[0] for ip in found[address.host])  # the zone is this host's name for the way
         where = f"node {peer_id}" if peer_id else f"peer {address}"
         named = not address.is_loopback and not is_numeric(address.host)
         if address.is_loopback and spread:
@@ -284,7 +284,7 @@ def judge(plan: NodePlan, found: Mapping[str, Sequence[str]], own: frozenset[str
         elif named and all(_loopback(ip) for ip in ips):
             mistakes.append(Mistake(where=where, what=_loopback_name(address.host, ips), mend=_MEND_LOOPBACK))
         if peer_id and ips:
-            here = any(_loopback(ip) or canonical_ip(ip).partition("%")[0] in own for ip in ips)
+            here = any(_loopback(ip) or canonical_ip(ip) in own for ip in ips)
             if not here and _apart(plan, bind, ips):
                 what = f"{address.host} is {_family(ips[0])}, and this node's own address, {bind}, {_family(bind)}"
                 mistakes.append(Mistake(where=where, what=what, mend=_MEND_FAMILY))
@@ -296,6 +296,7 @@ def judge(plan: NodePlan, found: Mapping[str, Sequence[str]], own: frozenset[str
 
 
 _MEND_NAME = "Write its IP address, or let DNS or /etc/hosts know the name."
+_MEND_ZONE = "Write an interface of this host behind %, as in [fe80::1%eth0]:9000."
 _MEND_FAMILY = "Write addresses of one family for all nodes, or names that lead to both."
 _MEND_LOOPBACK = "Write its network address, or correct /etc/hosts; write 127.0.0.1 if all nodes are on this host."
 
@@ -305,6 +306,13 @@ def _bind(plan: NodePlan, ips: Sequence[str], own: frozenset[str], mistakes: lis
     host, where = plan.bind.host, f"node {plan.node_id}"
     if plan.bind.is_wildcard:
         return host
+    if is_numeric(host) and not ips:
+        what = f"this host has no interface {host.partition('%')[2]}, as {host} says"
+        mistakes.append(Mistake(where=where, what=what, mend=_MEND_ZONE))
+        return ""
+    if is_link_local(host) and "%" not in host:
+        mistakes.append(Mistake(where=where, what=f"{host} is link-local and lacks its interface", mend=_MEND_ZONE))
+        return ""
     if not ips:
         mistakes.append(Mistake(where=where, what=f"its name {host} is not known on this host", mend=_MEND_NAME))
         return ""

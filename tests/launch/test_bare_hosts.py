@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,3 +125,31 @@ def test_nodes_at_addresses_of_different_networks_meet(start: Start, tmp_path: P
         b.line("a is alive")
         assert (a.stop(), b.stop()) == (0, 0), a.said + b.said
         assert "refused" not in a.said + b.said
+
+
+def test_nodes_meet_over_link_local_addresses(start: Start, tmp_path: Path) -> None:
+    """Told by the file as well as by flags; what they print has the interface too."""
+    with hosts(2) as (alpha, beta):
+        at, peer = f"[{alpha.link_local}%eth0]:9000", f"[{beta.link_local}%eth0]:9000"
+        file = cluster_file(tmp_path, f"[{alpha.link_local}%eth0]", f"[{beta.link_local}%eth0]")
+        a = start("--cluster-config", str(file), "--node-id", "a", popen=alpha.popen)
+        assert a.listens() == at, a.said
+        flags = ("--secret-file", str(tmp_path / "secret"), "--cluster", "lab", "--node-role", "tp")
+        b = start(*flags, "--node-id", "b", "--bind", peer, "--peers", f"a={at}", "--discover", popen=beta.popen)
+        assert b.listens() == peer, b.said
+        a.line("b is alive")
+        b.line("a is alive")
+        words = ["net", "ping", at, "--cluster", "lab", "--count", "1", "--secret-file", str(tmp_path / "secret")]
+        said = beta.run([sys.executable, "-m", "mlxcel_nb", *words])
+        assert f" at {at}, listens on {at}" in said.stdout, said
+        assert (a.stop(), b.stop()) == (0, 0), a.said + b.said
+        for bind, says in (
+            (f"[{alpha.link_local}]:9000", f"node c: {alpha.link_local} is link-local and lacks its interface. Write"),
+            (f"[{alpha.link_local}%tb9]:9000", "node c: this host has no interface tb9"),
+        ):
+            c = start(*flags, "--node-id", "c", "--bind", bind, "--peers", peer, popen=alpha.popen)
+            assert c.end() == 1 and says in c.said, c.said
+            listen = ["net", "listen", "--bind", bind, "--secret-file", str(tmp_path / "secret")]
+            refused = alpha.run([sys.executable, "-m", "mlxcel_nb", *listen])
+            assert refused.returncode == 1 and "error: cannot listen on " in refused.stderr, refused
+            assert "interface" in refused.stderr, refused

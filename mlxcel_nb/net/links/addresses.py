@@ -23,6 +23,11 @@ def is_numeric(host: str) -> bool:
     return True
 
 
+def is_link_local(host: str) -> bool:
+    """Whether `host` is an IPv6 address that means something only together with an interface."""
+    return is_numeric(host) and (ip := ipaddress.ip_address(host)).version == 6 and ip.is_link_local
+
+
 def fits(source: str, target: str) -> bool:
     """Whether a connection to the IP address `target` may be made to come from `source`, an IP address or "".
 

@@ -20,6 +20,7 @@ from mlxcel_nb.cluster.shape import LinkShape
 from mlxcel_nb.cluster.transports import TCP_BIT
 from mlxcel_nb.errors import HandshakeError
 from mlxcel_nb.net.links.addresses import normal_ip
+from mlxcel_nb.net.links.resolver import zoned
 from mlxcel_nb.util.versions import local_versions
 from mlxcel_nb.wire.frame_reader import FrameReader
 from mlxcel_nb.wire.frames import Sealer
@@ -62,8 +63,8 @@ def read_first_message(message: Mapping[str, Any]) -> dict[str, Any]:
 class PeerInfo:
     """Who is at the other end.
 
-    `node_id`, `role`, `incarnation` and `data_addr` come from the handshake, `address` from the socket,
-    `hello` is the peer's first control message.
+    `node_id`, `role`, `incarnation` and `data_addr` come from the handshake, `address` from the socket (a link-local
+    one with its interface), `hello` is the peer's first control message.
     """
 
     node_id: str
@@ -108,6 +109,16 @@ def peer_address(sock: socket.socket) -> tuple[str, int]:
     except OSError:
         return "", 0
     return normal_ip(name[0]), name[1]
+
+
+def dialled_address(sock: socket.socket) -> tuple[str, int]:
+    """As `peer_address`, with the interface behind a link-local one: without it nobody can dial that."""
+    ip, port = peer_address(sock)
+    try:
+        name = sock.getpeername()
+        return (zoned(name) if ip and name[0] == ip else ip), port
+    except OSError:  # gone meanwhile
+        return ip, port
 
 
 def local_address(sock: socket.socket) -> str:

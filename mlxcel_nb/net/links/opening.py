@@ -14,7 +14,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.shape import LinkShape, Shapes
 from mlxcel_nb.errors import HandshakeError, WireError
-from mlxcel_nb.net.links.link import Link, PeerInfo, first_message, peer_address, read_first_message
+from mlxcel_nb.net.links.link import Link, PeerInfo, dialled_address, first_message, read_first_message
 from mlxcel_nb.wire import messages
 from mlxcel_nb.wire.frame_reader import FrameReader
 from mlxcel_nb.wire.frames import Frame, Kind, Opener, Sealer, close_reason
@@ -47,7 +47,7 @@ async def open_link(
     Raises:
         HandshakeError: the peer's first frame is not one this side can work with.
     """
-    address = peer_address(sock)
+    address = dialled_address(sock)
     shape = shapes(established.peer.node_id) if shapes is not None else None
     sealer = Sealer(established.send, established.suite, rekey_every=rekey_every)
     reader = FrameReader(Opener(established.receive, established.suite), established.leftover)

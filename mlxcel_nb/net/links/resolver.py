@@ -45,6 +45,17 @@ def resolve(host: str, port: int, family: socket.AddressFamily) -> list[Candidat
     return [(socket.AddressFamily(f), sockaddr) for f, _, _, _, sockaddr in found]
 
 
+def zoned(sockaddr: SockAddr) -> str:
+    """The IP address of a socket address; a link-local one with the interface that it means, as in "fe80::1%eth0"."""
+    ip, scope = str(sockaddr[0]), sockaddr[3] if len(sockaddr) > 3 else 0
+    if not scope or "%" in ip:
+        return ip
+    try:
+        return f"{ip}%{socket.if_indextoname(scope)}"
+    except OSError:  # gone meanwhile
+        return f"{ip}%{scope}"
+
+
 class Lookups:
     """The addresses of a host as they become known; numeric hosts are known at once.
 
@@ -122,7 +133,7 @@ async def addresses_of(name: str, within_s: float) -> tuple[str, ...]:
 def lookup_all(names: Iterable[str], within_s: float) -> dict[str, tuple[str, ...]]:
     """Every IP address behind each name, IPv4 first, all asked at once, for a thread that may wait that long.
 
-    A name without an address, or without an answer by then, has ().
+    A name without an address, or without an answer by then, has (). Link-local addresses keep their interface.
     """
     found: dict[str, list[str]] = {name: [] for name in names}
     answers: queue.SimpleQueue[tuple[str, list[Candidate] | None]] = queue.SimpleQueue()
@@ -137,7 +148,7 @@ def lookup_all(names: Iterable[str], within_s: float) -> dict[str, tuple[str, ..
     with contextlib.suppress(queue.Empty):
         for _ in range(len(FAMILIES) * len(found)):
             name, candidates = answers.get(timeout=max(0.0, end - time.monotonic()))
-            found[name] += [str(sockaddr[0]) for _, sockaddr in candidates or ()]
+            found[name] += [zoned(sockaddr) for _, sockaddr in candidates or ()]
     return {name: tuple(sorted(dict.fromkeys(ips), key=lambda ip: ":" in ip)) for name, ips in found.items()}
 
 

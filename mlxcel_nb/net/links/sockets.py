@@ -16,7 +16,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.errors import ConfigError, PeerLost
-from mlxcel_nb.net.links.addresses import fits
+from mlxcel_nb.net.links.addresses import fits, is_link_local
 from mlxcel_nb.net.links.resolver import Candidate, Lookups, SockAddr
 from mlxcel_nb.util import times
 
@@ -53,6 +53,8 @@ SILENCE = "The host may be off, or a firewall may drop what is sent to that port
 """What to look at where not even a refusal comes back."""
 
 _MEND = {errno.EHOSTUNREACH: _OTHER_WAY, errno.ENETUNREACH: _OTHER_WAY, errno.ETIMEDOUT: SILENCE}
+
+_OTHER_BIND = "Choose another address of this host, or another port."
 
 _OTHER_NAME = "Check the spelling, or write its IP address."
 
@@ -96,7 +98,8 @@ def bind(host: str, port: int) -> socket.socket:
                 raise ConfigError(f"port {port} in use{_holder_of(port)}", advice="Choose another, or 0.") from None
             if error.errno == errno.EADDRNOTAVAIL:
                 raise ConfigError(f"{host} is not an address of this host", advice=_ours()) from None
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+            cause, mend = _zone_problem(host) or (error.strerror or str(error), _OTHER_BIND)
+            raise ConfigError(f"cannot listen on {Address(host, port)}: {cause}", advice=mend) from None
         sock.setblocking(False)
         return sock
     raise ConfigError(f"{host} is not an address of this host")
@@ -128,7 +131,8 @@ def _local(host: str, port: int) -> list[Candidate]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host!r}: {error.strerror or error}") from None
+        cause, mend = _zone_problem(host) or (error.strerror or str(error), _OTHER_NAME)
+        raise ConfigError(f"cannot listen on {host!r}: {cause}", advice=mend) from None
     return [(family, sockaddr) for family, _, _, _, sockaddr in found]
 
 
@@ -235,14 +239,21 @@ async def _discard(attempts: set[asyncio.Task[socket.socket]]) -> None:
             result.close()
 
 
+def _zone_problem(host: str) -> tuple[str, str] | None:
+    """What is wrong with the interface of a link-local address, and the mend; None where it is not that."""
+    _, percent, zone = host.partition("%")
+    if percent and not zone.isdigit() and zone not in {name for _, name in socket.if_nameindex()}:
+        return f"this host has no interface {zone}", "Behind % stands an interface of this very host."
+    if is_link_local(host) and not percent:
+        return "a link-local address needs the interface", "Write it as in [fe80::1%eth0]:9000."
+    return None
+
+
 def _why(error: BaseException | None, address: Address) -> tuple[str, str]:
     """The cause, and the mend where it is not the usual one."""
-    if "%" in address.host and isinstance(error, OSError) and error.errno != errno.ECONNREFUSED:
-        zone = address.host.partition("%")[2]
-        if zone not in {name for _, name in socket.if_nameindex()} and not zone.isdigit():
-            return f"this host has no interface {zone}", "Behind % stands an interface of the host that dials."
-    if address.host.lower().startswith("fe80:") and "%" not in address.host:
-        return "a link-local address needs the interface", "Write it as in [fe80::1%eth0]:9000."
+    refused = isinstance(error, ConnectionRefusedError)
+    if not refused and (problem := _zone_problem(address.host)):
+        return problem
     if isinstance(error, socket.gaierror):
         asked = error.errno in {socket.EAI_AGAIN, socket.EAI_FAIL}
         return f"the name {'cannot be looked up' if asked else 'is not known'} ({error.strerror})", _OTHER_NAME
