@@ -11,27 +11,64 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from mlxcel_nb.client.cluster import Cluster
-from mlxcel_nb.client.loading import prepare
+from mlxcel_nb.client.loading import check_count, prepare
 from mlxcel_nb.client.report import LoadProgress, LoadReport
 from mlxcel_nb.cluster.layout import parse_name
-from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.errors import ConfigError, EngineLost, MlxcelError, PeerLost
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.verifying.comparing import Record, Verdict, compare
 
 WHOLE = "single"
 
+Room = Callable[[str, int], None]
+"""Refuses a layout, by name, that takes more engines, by count, than there are: with a `ConfigError`."""
 
-def engines_for(model: str, layouts: Sequence[str], *, allow_code: bool = False) -> int:
-    """The most engines that one of the layouts takes.
+
+def refusals(model: str, layouts: Sequence[str], room: Room, *, allow_code: bool = False) -> dict[str, str]:
+    """Why each layout that cannot be is refused, as far as can be told before anything is loaded.
+
+    Args:
+        room: of engines.
 
     Raises:
-        ConfigError: a split that cannot work. ModelError: a model that is not there or not whole.
+        ModelError: a model that is not there or not whole.
     """
-    sizes = [1]
+    found: dict[str, str] = {}
     for name in layouts:
-        plan = prepare(model, **parse_name(name)._asdict(), allow_code=allow_code)
-        sizes.append(plan.layout.size)
-    return max(sizes)
+        sizes = parse_name(name)
+        try:
+            prepare(model, **sizes._asdict(), allow_code=allow_code)
+            room(name, sizes.members)
+        except ConfigError as error:
+            found[name] = str(error)
+    return found
+
+
+def room_in(cluster: Cluster, *, kept: bool = True) -> Room:
+    """That of a cluster that runs. What is lost comes back with another cluster only.
+
+    Args:
+        kept: it goes on afterwards; else it was started for this, and another is started next time.
+    """
+
+    def check(name: str, needed: int) -> None:
+        if needed > cluster.n:
+            advice = f"Start one with {needed}, or verify this --in-process."
+            raise ConfigError(f"{name} needs {needed} engines, {cluster.name} has {cluster.n}", advice=advice)
+        lost = list(cluster.lost)
+        if needed > cluster.n - len(lost):
+            dead = f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} dead"
+            raise ConfigError(f"{name} needs {needed} engines, but {dead}", advice=_anew(kept=kept))
+
+    return check
+
+
+def room_here(name: str, needed: int) -> None:
+    """That of a cluster that is to be started on this machine: a `Room`."""
+    try:
+        check_count(needed)
+    except ConfigError as error:
+        raise ConfigError(f"{name} needs {needed} engines", advice=f"{error.advice}") from None
 
 
 def verify(
@@ -45,28 +82,33 @@ def verify(
     allow_code: bool = False,
     vocab_parallel: bool = False,
     judged: bool = True,
+    kept: bool = True,
     on_layout: Callable[[str], None] = lambda _: None,
     on_progress: Callable[[LoadProgress], None] | None = None,
-) -> Iterator[tuple[Verdict, LoadReport]]:
+) -> Iterator[tuple[Verdict, LoadReport | None]]:
     """Load the model whole, then in each layout, and compare; nothing is loaded afterwards.
+
+    What a layout raises is its verdict, and the others are still tried; there is a report of those that were loaded.
 
     Args:
         prompt: ids to read.
         tokens: how many to make.
         vocab_parallel: tensor ranks share the embedding and the head too.
         judged: equality is promised where activations are float32.
+        kept: the cluster goes on afterwards.
         on_layout: called with a layout's name before it is loaded.
 
     Raises:
-        ClusterError: a model is loaded already. MlxcelError: what a node raised.
+        ClusterError: a model is loaded already. MlxcelError: what a node raised over the whole model.
     """
-    whole: Record | None = None
-    for name in (WHOLE, *layouts):
+
+    def run(name: str, whole: Record | None) -> tuple[Record, LoadReport]:
         on_layout(name)
-        sizes = parse_name(name)._asdict()
+        sizes = parse_name(name)
+        room(name, sizes.members)
         report = cluster.load(
             model,
-            **sizes,
+            **sizes._asdict(),
             dtype=dtype,
             allow_code=allow_code,
             vocab_parallel=vocab_parallel,
@@ -79,11 +121,37 @@ def verify(
                 cluster.unload()
             raise
         cluster.unload()
-        if whole is None:
-            whole = record
+        return record, report
+
+    room = room_in(cluster, kept=kept)
+    try:
+        whole, _ = run(WHOLE, None)
+    except (EngineLost, PeerLost) as error:
+        raise _nothing_loaded(error, kept=kept) from None
+    for name in layouts:
+        try:
+            split, report = run(name, whole)
+        except ConfigError as error:
+            yield Verdict(layout=name, refused=str(error)), None
+        except (EngineLost, PeerLost) as error:
+            yield Verdict(layout=name, failed=str(_nothing_loaded(error, kept=kept))), None
+        except MlxcelError as error:
+            yield Verdict(layout=name, failed=str(error)), None
         else:
             promised = judged and report.dtype == "float32"
-            yield compare(name, whole, record, dtype=report.dtype, judged=promised), report
+            yield compare(name, whole, split, dtype=report.dtype, judged=promised), report
+
+
+def _nothing_loaded(error: MlxcelError, *, kept: bool) -> MlxcelError:
+    """A loss with what there is to do here, where models are loaded and unloaded by nobody's command."""
+    told = type(error)(error.cause, node=error.node, advice=_anew(kept=kept))
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    return told
+
+
+def _anew(*, kept: bool) -> str:
+    return f"{'Stop the cluster and start it again, then verify' if kept else 'Verify'} once more."
 
 
 def _record(cluster: Cluster, prompt: Sequence[int], tokens: int, whole: Record | None) -> Record:

@@ -14,22 +14,30 @@ EQUALS, DIFFERS, NOTHING = "●", "✕", "○"
 
 
 def model_view(model: str, verdicts: Sequence[Verdict], how: str, notes: Sequence[str]) -> View:
-    """A line for each layout.
+    """A line for each layout, and why where one was not run to its end.
 
     Args:
         how: on what it was run, as a sentence.
     """
     columns = [Column("layout"), Column(""), Column("tokens"), Column("teacher-forced")]
-    columns += [Column("max |Δlogit|", number=True), Column("first layer that differs"), Column("why")]
+    columns += [Column("max |Δlogit|", number=True), Column("first layer that differs")]
     rows = [_row(each) for each in verdicts]
     dtypes = sorted({each.dtype for each in verdicts if each.dtype})
     title = f"{model}, whole and split{', in ' + ', '.join(dtypes) if dtypes else ''}"
-    return table(title, columns, rows, [how, *_promises(verdicts), *notes])
+    views = [table(title, columns, rows, [how, *_promises(verdicts), *notes])]
+    said: dict[str, list[str]] = {}
+    for each in verdicts:
+        if why := each.refused or each.failed:
+            said.setdefault(why, []).append(each.layout)
+    if said:
+        reasons = [[", ".join(names), why] for why, names in said.items()]
+        views.append(table("Why", [Column("layouts"), Column("what")], reasons))
+    return stack(*views)
 
 
 def _row(each: Verdict) -> list[object]:
     if each.refused or each.failed:
-        return [each.layout, word_of(each), None, None, None, None, each.refused or each.failed]
+        return [each.layout, word_of(each), None, None, None, None]
     return [
         each.layout,
         word_of(each),
@@ -37,7 +45,6 @@ def _row(each: Verdict) -> list[object]:
         _tokens(each.forced_token, each.tokens),
         f"{each.delta:.1e}",
         place_of(each),
-        None,
     ]
 
 
@@ -142,17 +149,21 @@ def _reasons(finding: Finding) -> list[list[object]]:
     return [[finding.name, ", ".join(names), what] for what, names in said.items()]
 
 
-def model_dict(model: str, verdicts: Sequence[Verdict], engines: str, notes: Sequence[str]) -> dict[str, Any]:
+def model_dict(
+    model: str, verdicts: Sequence[Verdict], on: str, cluster: str, notes: Sequence[str], *, equal: bool
+) -> dict[str, Any]:
     """The same for other programs.
 
     Args:
-        engines: the cluster's name, or "" where it was one process.
+        equal: the exit status is 0.
+        on: "engines", or "one process".
+        cluster: whose engines; "" where there is none.
     """
     return {
         "model": model,
-        "on": "engines" if engines else "one process",
-        "cluster": engines or None,
-        "equal": all(each.equal for each in verdicts),
+        "on": on,
+        "cluster": cluster or None,
+        "equal": equal,
         "layouts": [each.to_dict() for each in verdicts],
         "notes": list(notes),
     }

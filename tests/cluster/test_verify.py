@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,10 +21,10 @@ from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.dispatch import Context, run
 from mlxcel_nb.commands.parser import Where
 from mlxcel_nb.commands.session import Held, Session
-from mlxcel_nb.errors import ClusterError, ConfigError, RequestError
+from mlxcel_nb.errors import ClusterError, RequestError
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.runtime import recording
-from tests.cluster.harness import nothing_left, on_engine, this_node, when_loaded
+from tests.cluster.harness import nothing_left, on_engine, this_node, wait_until, when_loaded
 from tests.tiny import make_tiny
 
 PROMPT = [(7 * i + 3) % 257 for i in range(300)]
@@ -58,13 +60,13 @@ def cell(line: str, cluster: Cluster) -> tuple[int, str]:
 
 
 def test_a_cell_verifies_the_cluster_that_runs(engines: Cluster, tiny: str) -> None:
-    """Case 12: what does not fit it is left out, and it is as before."""
+    """Case 12: what does not fit it is refused, and it is as before."""
     status, text = cell(f"--model {tiny} --tokens 8", engines)
     assert status == 0
     assert text.count("● equal") == 2
     assert text.count("the same 8") == 4
     assert f"Run on the engines of {engines.name}" in text
-    assert "tp2xpp2 would take more engines" in text
+    assert f"tp2xpp2 needs 4 engines, {engines.name} has 2" in " ".join(text.split())
     assert engines.model is None
     assert engines.running
 
@@ -79,6 +81,7 @@ def test_a_spoiled_weight_is_found_in_its_layer(engines: Cluster, tiny: str, lay
     """With ranks, the sum spoils what every engine sees of that layer; with stages, only the one that holds it."""
     on_engine(engines, "engine-1", when_loaded, spoil, layer)
     [(verdict, report)] = verifying.verify(engines, tiny, [layout], PROMPT, 6)
+    assert report is not None
     assert (report.layout, report.dtype) == (layout, "float32")
     assert not verdict.equal
     assert verdict.delta > 1e-3
@@ -128,10 +131,11 @@ def test_a_forced_request_feeds_what_it_is_told_and_is_asked_for_once_it_is_over
 
 
 def test_what_cannot_be_is_refused_before_anything_is_loaded(engines: Cluster, tiny: str) -> None:
-    with pytest.raises(ConfigError, match="a layout needs 4 engines"):
-        cell(f"--model {tiny} --layouts tp2,tp2xpp2", engines)
-    with pytest.raises(ConfigError, match="9 pipeline stages"):
-        cell(f"--model {tiny} --layouts pp9", engines)
+    status, text = cell(f"--model {tiny} --layouts ep2,tp2xpp2,pp9", engines)
+    assert status == 1
+    assert text.count("○ refused") == 3
+    for words in ("Nothing was run.", "tp2xpp2 needs 4 engines", "9 pipeline stages"):
+        assert words in text
     with pytest.raises(RequestError, match="logits of 1000000 tokens"):
         recording.check_room(1_000_000, 257)
 
@@ -146,6 +150,31 @@ def test_an_answer_of_verify_is_not_the_users_last(tiny: str) -> None:
         assert mine is not None
         assert list(verifying.verify(cluster, tiny, [], PROMPT, 3)) == []
         assert cluster.status().last == mine
+
+
+def die() -> None:
+    """On an engine: its end, without a word."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_engine_that_dies_fails_its_layout_and_those_that_need_it_are_refused(tiny: str) -> None:
+    """Case 12: what was found before is told, and what to do is not to unload what nobody has loaded."""
+    with nothing_left(Cluster(2)) as cluster:
+        tried = verifying.verify(cluster, tiny, ["pp2", "tp2", "pp3"], PROMPT[:9], 4)
+        assert next(tried)[0].equal
+        on_engine(cluster, "engine-1", when_loaded, die)
+        verdicts = [verdict for verdict, _ in tried]
+        assert [each.layout for each in verdicts] == ["tp2", "pp3"]
+        said = verdicts[0].failed
+        assert "engine-1" in said
+        assert "Stop the cluster and start it again, then verify once more." in said
+        assert "nload" not in said
+        assert cluster.model is None
+        wait_until(lambda: cluster.lost, deadline_s=30, what="the loss of engine-1")
+        status, text = cell(f"--model {tiny} --layouts tp2", cluster)
+        assert status == 1
+        assert "Nothing was run." in text
+        assert "tp2 needs 2 engines, but engine-1 is dead" in text
 
 
 @pytest.mark.timeout(180)

@@ -14,12 +14,13 @@ import mlx.core as mx
 import psutil
 import pytest
 
+from mlxcel_nb.client import loading, verifying
 from mlxcel_nb.commands import parser, tree
 from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.dispatch import Context, run
 from mlxcel_nb.commands.parser import UsageProblem, Where
 from mlxcel_nb.commands.session import Session
-from mlxcel_nb.commands.verify import judged
+from mlxcel_nb.commands.verify import judged, passed
 from mlxcel_nb.display.verify import catalogue_view, count, model_view
 from mlxcel_nb.errors import ClusterError, ConfigError, MlxcelError
 from mlxcel_nb.models.verifying import job
@@ -76,9 +77,42 @@ def test_what_the_catalogue_gave_is_told_to_programs() -> None:
     assert "needs a package that is not installed" in olmo["cannot"] or importlib.util.find_spec("hf_olmo")
 
 
-def test_a_split_that_cannot_be_is_an_error_with_its_reason(tiny: Path) -> None:
-    with pytest.raises(ConfigError, match="9 pipeline stages for a model of 5 layers"):
-        ask(f"--model {tiny} --in-process --layouts pp9 --tokens 2")
+def test_a_layout_that_cannot_be_is_refused_with_its_reason_and_the_others_are_verified(tiny: Path) -> None:
+    status, text = ask(f"--model {tiny} --in-process --layouts pp2,ep2,pp9 --tokens 2")
+    assert status == 1
+    table, why = text.split("Why")
+    assert [table.count(words) for words in ("● equal", "○ refused")] == [1, 2]
+    assert "9 pipeline stages for a model of 5 layers" in why
+    assert "ep2" in why
+    told = json.loads(ask(f"--model {tiny} --in-process --layouts pp2,ep2,pp9 --tokens 2 --json")[1])
+    assert [bool(each["refused"]) for each in told["layouts"]] == [False, True, True]
+    assert [each["equal"] for each in told["layouts"]] == [True, False, False]
+    assert not told["equal"]
+
+
+def test_nothing_is_started_where_every_layout_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
+    for how in ("", "--in-process"):
+        status, text = ask(f"--model {tiny} {how} --layouts ep2,pp9")
+        assert status == 1
+        assert "Nothing was run." in text
+        assert text.count("○ refused") == 2
+    monkeypatch.setattr(verifying, "check_count", lambda n: loading.check_count(n if n < 4 else 10_000))
+    status, text = ask(f"--model {tiny} --layouts pp4")
+    assert "pp4 needs 4 engines. Ask for 1 to" in text
+
+
+def test_a_refused_layout_counts_where_it_was_named() -> None:
+    equal = Verdict(layout="pp2", dtype="float32", tokens=9, delta=1e-6)
+    refused, failed = Verdict(layout="tp2", refused="no"), Verdict(layout="tp2", failed="no")
+    assert passed([equal], named=True)
+    assert passed([equal, refused], named=False)
+    assert not passed([equal, refused], named=True)
+    assert not passed([refused], named=False)
+    assert not passed([equal, failed], named=False)
+
+
+def test_a_prompt_that_leaves_no_room_is_an_error(tiny: Path) -> None:
     with pytest.raises(ConfigError, match="the model's context is 2048"):
         ask(f"--model {tiny} --in-process --layouts pp2 --tokens 3000")
 

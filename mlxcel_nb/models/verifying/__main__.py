@@ -53,7 +53,8 @@ def _model(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     from mlxcel_nb.cluster.layout import make_layout, parse_name
     from mlxcel_nb.models.info import model_info
-    from mlxcel_nb.models.verifying.catalogued import compared
+    from mlxcel_nb.models.verifying.catalogued import compared, words_of
+    from mlxcel_nb.models.verifying.comparing import Verdict
     from mlxcel_nb.models.verifying.running import run
 
     folder, layouts, n = job["model"], job["layouts"], model_info(job["model"]).layers
@@ -73,9 +74,19 @@ def _model(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     whole = answer("single", 0, None)
     forced = [record.tokens for record in whole.records]
     for done, name in enumerate(layouts, 1):
-        split = answer(name, done, forced)
-        verdict = compared(name, whole.records, split.records, split.dtype, judged=job["judged"])
-        yield {"verdict": verdict.to_dict(), "warnings": split.warnings}
+        warnings: list[str] = []
+        try:
+            split = answer(name, done, forced)
+        except errors.ConfigError as error:
+            verdict = Verdict(layout=name, refused=str(error))
+        except errors.MlxcelError as error:
+            verdict = Verdict(layout=name, failed=str(error))
+        except Exception as error:  # noqa: BLE001  # the others are still to be tried
+            verdict = Verdict(layout=name, failed=words_of(error))
+        else:
+            verdict = compared(name, whole.records, split.records, split.dtype, judged=job["judged"])
+            warnings = split.warnings
+        yield {"verdict": verdict.to_dict(), "warnings": warnings}
 
 
 def _doing(what: str, done: int, total: int) -> None:
