@@ -113,6 +113,12 @@ def build(config: dict[str, Any], folder: Path | None = None) -> Any:
     return model
 
 
+def vocabulary(model: Any) -> int:
+    """Entries of the vocabulary that mlx-lm takes where a config does not say, as Gemma 3's does not; 0 if unknown."""
+    size = getattr(getattr(model, "args", None), "vocab_size", 0)
+    return size if isinstance(size, int) else 0
+
+
 def _own_file(folder: Path, config: dict[str, Any]) -> Any:
     """The folder's own file, run as a module: it has `Model` and `ModelArgs`, as each of mlx-lm's has."""
     name = config["model_file"]

@@ -95,7 +95,7 @@ def drop_tied_head(model: Any, config: Mapping[str, Any]) -> None:
     tables = [table for table in (config, config.get("text_config")) if isinstance(table, Mapping)]
     said = [table["tie_word_embeddings"] for table in tables if "tie_word_embeddings" in table]
     arrays = dict(named_arrays(model))
-    if "lm_head.weight" in arrays and hasattr(model, "sanitize") and (not said or said[-1]):
-        files = {name: array for name, array in arrays.items() if not name.startswith("lm_head.")}
+    files = {name: array for name, array in arrays.items() if "lm_head" not in name.split(".")}  # also a text model's
+    if len(files) < len(arrays) and hasattr(model, "sanitize") and (not said or said[-1]):
         with contextlib.suppress(KeyError, ValueError, IndexError, AttributeError, TypeError):
             model.sanitize(files)  # of interest is what it does to the model, before it may find something missing

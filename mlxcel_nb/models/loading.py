@@ -151,7 +151,7 @@ def load_part(
         part=part,
         skeleton=skeleton,
         switches=switches,
-        vocab_size=_number(config, "vocab_size"),
+        vocab_size=_vocabulary(config, model),
         dtype=dtype,
         planned_bytes=sum(sizes),
         warnings=[*_of_code(config), *remarks, *weights.warnings, *tensor_plan.remarks()],
@@ -197,11 +197,12 @@ def _check_room(block: Block, needed: int, left: MemoryRoom) -> None:
         )
 
 
-def _number(config: dict[str, Any], name: str) -> int:
+def _vocabulary(config: dict[str, Any], model: Any) -> int:
     inner = config.get("text_config")
-    value = config.get(name, inner.get(name) if isinstance(inner, dict) else None)
+    value = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
+    value = architecture.vocabulary(model) or None if value is None else value
     if not isinstance(value, int):
-        raise ModelError(f"config.json: {name} is {value!r}, not a whole number")
+        raise ModelError(f"config.json: vocab_size is {value!r}, not a whole number")
     return value
 
 

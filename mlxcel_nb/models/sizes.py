@@ -115,7 +115,7 @@ def gather(
             refused[tp] = error
     look = next(iter(seen.values()))
     spread, unspread = _spread(source, built, look, found[1][0], ranks, activations)
-    vocab = number_of(config, "vocab_size")
+    vocab = number_of(config, "vocab_size") or architecture.vocabulary(built.model)
     return ModelFacts(
         name=name,
         model_type=str(config["model_type"]),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mlx import nn
 
 from mlxcel_nb.errors import ModelError
-from mlxcel_nb.models import sizes
+from mlxcel_nb.models import catalogue, sizes
+from mlxcel_nb.models.loading import load_part, whole
 from tests.models.test_sizes import as_built, nbytes
 from tests.published import PUBLISHED
 
@@ -76,3 +80,37 @@ def test_weights_that_have_to_be_converted_are_refused_with_what_plans_them_all_
     with pytest.raises(ModelError, match="--bits 4"):
         planned(config)
     assert sizes.gather(sizes.as_converted(config, 4), name="m").weights == pytest.approx(8.03e9 * 4.5 / 8, rel=0.01)
+
+
+GEMMA3: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+    "text_config": {
+        "model_type": "gemma3_text", "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+        "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16, "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+}  # fmt: skip
+"""As google/gemma-3-27b-it has it: a text model within, and not a word about tying or the vocabulary."""
+
+
+def test_a_text_model_within_reads_its_embedding_as_head_where_nothing_is_said() -> None:
+    """mlx-lm drops the head when files have none, and published ones have none."""
+    facts = sizes.gather(copy.deepcopy(GEMMA3), name="gemma")
+    assert facts.weights == nbytes(as_built(PUBLISHED["sliding window"].config))
+    assert facts.vocab == 262208
+    untied = {**GEMMA3, "text_config": {**GEMMA3["text_config"], "tie_word_embeddings": False}}
+    assert planned(untied) == facts.weights + 2 * 262208 * 5376
+
+
+def test_a_model_whose_config_names_no_vocabulary_loads_into_what_was_planned(tmp_path: Path) -> None:
+    one = catalogue.entry("gemma3")
+    assert one is not None
+    text = {key: value for key, value in one.config["text_config"].items() if key != "vocab_size"}
+    text |= {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3}
+    config = {"model_type": "gemma3", "torch_dtype": "float32", "text_config": text}
+    folder = catalogue.write(replace(one, config=config, absent=("language_model.lm_head.weight",)), tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps(config))
+    part = load_part(folder, whole(3), dtype="native")
+    assert part.vocab_size == 262208
+    assert part.resident_bytes == planned(config)
