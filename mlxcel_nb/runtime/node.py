@@ -227,6 +227,7 @@ class Node:
             made.add(node_id, [address])
 
     def _open_pool(self) -> Pool:
+        assert self._listener is not None
         made = Pool(
             self._dialler,
             on_message=self._on_message,
@@ -235,6 +236,7 @@ class Node:
             on_unseen=self._on_unseen,
             progress=lambda: (self._worker.progress, self._worker.activity != "idle"),
             announce=self._surroundings.addresses,
+            admit=self._listener.admit,
         )
         for node_id, addresses in self.config.peers.items():
             made.add(node_id, addresses)

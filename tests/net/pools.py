@@ -37,6 +37,7 @@ class Party:
             self.dialler,
             on_message=self._on_message,
             on_change=self.changes.append,
+            admit=self.listener.admit,
         )
         self.address = Address("127.0.0.1", 1)
 

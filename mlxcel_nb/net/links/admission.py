@@ -1,8 +1,9 @@
-"""Who may be which node: ties node ids to source addresses and incarnations. Pure.
+"""Who may be which node: ties node ids to addresses and incarnations. Pure.
 
 Every member knows the cluster secret, so a good proof says "a member", not "this member". What is checked beyond it
-is that one id is one process at one address at a time. The listener asks after a good proof and before its verdict,
-from its loop; a decision that is contested it asks for again, once it knows whether the other process is alive.
+is that one id is one process at one address at a time, whoever of the two has dialled. The listener asks after a good
+proof and before its verdict, from its loop; a decision that is contested it asks for again, once it knows whether the
+other process is alive.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ class Decision:
 
 @dataclass(frozen=True)
 class _Holder:
-    """Who a connection belongs to, and where from."""
+    """Who a connection belongs to, where from, and whether this side has dialled it."""
 
     node_id: str
     incarnation: bytes
     address: str
+    dialled: bool
 
 
 class Admission(Generic[K]):
@@ -67,8 +69,8 @@ class Admission(Generic[K]):
         self._holders: dict[K, _Holder] = {}
 
     def __len__(self) -> int:
-        """Connections admitted and not yet gone."""
-        return len(self._holders)
+        """Connections that came in and are not yet gone."""
+        return sum(not holder.dialled for holder in self._holders.values())
 
     def learn(self, node_id: str, ips: Collection[str]) -> None:
         """The names that the configuration has for `node_id` lead to these addresses now."""
@@ -104,9 +106,9 @@ class Admission(Generic[K]):
             return Decision(VerdictCode.CAPACITY, f"{self.limit} connections are the limit")
         return Decision(VerdictCode.ACCEPTED)
 
-    def enter(self, connection: K, node_id: str, incarnation: bytes, source: str) -> None:
-        """Record `connection`, after `ask` accepted it."""
-        self._holders[connection] = _Holder(node_id, incarnation, normal_ip(source))
+    def enter(self, connection: K, node_id: str, incarnation: bytes, source: str, *, dialled: bool = False) -> None:
+        """Record `connection`, after `ask` accepted it. One that this side has `dialled` takes nobody's room."""
+        self._holders[connection] = _Holder(node_id, incarnation, normal_ip(source), dialled)
 
     def holding(self, node_id: str) -> frozenset[K]:
         """The connections by which `node_id` is held now."""

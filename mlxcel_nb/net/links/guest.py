@@ -1,4 +1,4 @@
-"""One connection that a listener has admitted, from its verdict until it ends. On the listener's loop.
+"""One connection to a member, as whoever admits members keeps it until it ends. On the listener's loop.
 
 When another process asks for the node id of a member, that member has a second to show that it lives. Here is how it
 does so, and how it is sent away.
@@ -21,10 +21,10 @@ class Guest:
     """What the listener keeps of a connection.
 
     Args:
-        visit: the task that waits for the first control frame.
+        visit: the task that waits for the first control frame, where that is still due.
     """
 
-    def __init__(self, visit: asyncio.Task[Any]) -> None:
+    def __init__(self, visit: asyncio.Task[Any] | None = None) -> None:
         self._visit = visit
         self._link: Link | None = None
         self._settled = asyncio.Event()
@@ -44,7 +44,8 @@ class Guest:
     def dismiss(self, reason: str) -> None:
         """Send it away; whoever drives its link hears of it as of any other end."""
         if self._link is None:
-            self._visit.cancel()
+            if self._visit is not None:
+                self._visit.cancel()
         elif self._link.driver is not None:
             self._link.driver.give_up(reason)
         else:

@@ -31,7 +31,7 @@ from mlxcel_nb.errors import (
     VersionMismatch,
 )
 from mlxcel_nb.net.links.addresses import is_numeric, normal_ip
-from mlxcel_nb.net.links.admission import Admission
+from mlxcel_nb.net.links.admission import Admission, Decision
 from mlxcel_nb.net.links.complaints import Complaints
 from mlxcel_nb.net.links.guest import Guest, any_alive
 from mlxcel_nb.net.links.known_names import KnownNames
@@ -311,18 +311,7 @@ class Listener:
             detail = f"{own.node_id} is the id of this node itself and nobody else's, from any address"
             handshake.verdict(VerdictCode.IDENTITY, detail)
             raise Refused(f"{peer.node_id} (host {ip}) was refused: {detail}")
-        decision = self.admission.ask(peer.node_id, peer.incarnation, ip)
-        if decision.verdict is VerdictCode.IDENTITY and peer.node_id in self._names.nodes:
-            await self._learn(peer.node_id)  # its name may lead here by now
-            decision = self.admission.ask(peer.node_id, peer.incarnation, ip)
-        if decision.contested:
-            holders = self.admission.holding(peer.node_id)
-            # Whoever came since then has just proved itself alive, and so is the process that it belongs to.
-            if not await any_alive(holders) and self.admission.holding(peer.node_id) <= holders:
-                for holder in holders:
-                    self.admission.leave(holder)
-                    holder.dismiss("does not answer: its place goes to a newer process")
-            decision = self.admission.ask(peer.node_id, peer.incarnation, ip)
+        decision = await self._decide(peer.node_id, peer.incarnation, ip)
         self._check_silence(sock, handshake)
         handshake.verdict(decision.verdict, decision.detail)
         if decision.verdict is not VerdictCode.ACCEPTED:
@@ -330,6 +319,41 @@ class Listener:
         guest = Guest(visit)
         self.admission.enter(guest, peer.node_id, peer.incarnation, ip)
         return guest
+
+    async def _decide(self, node_id: str, incarnation: bytes, ip: str) -> Decision:
+        """What admission says, once it is known whether another process that has the id is alive."""
+        decision = self.admission.ask(node_id, incarnation, ip)
+        if decision.verdict is VerdictCode.IDENTITY and node_id in self._names.nodes:
+            await self._learn(node_id)  # its name may lead here by now
+            decision = self.admission.ask(node_id, incarnation, ip)
+        if decision.contested:
+            holders = self.admission.holding(node_id)
+            # Whoever came since then has just proved itself alive, and so is the process that it belongs to.
+            if not await any_alive(holders) and self.admission.holding(node_id) <= holders:
+                for holder in holders:
+                    self.admission.leave(holder)
+                    holder.dismiss("does not answer: its place goes to a newer process")
+            decision = self.admission.ask(node_id, incarnation, ip)
+        return decision
+
+    async def admit(self, link: Link) -> None:
+        """Tie the peer of `link`, which this node has dialled, to its id until the link ends, as one that came in is.
+
+        Raises:
+            Refused: the id belongs to another process, or another address, that is alive. The link is not touched.
+        """
+        self._loop = asyncio.get_running_loop()
+        peer = link.peer
+        decision = await self._decide(peer.node_id, peer.incarnation, peer.address[0])
+        if decision.verdict in (VerdictCode.IDENTITY, VerdictCode.DUPLICATE):
+            raise Refused(
+                f"whoever answers as {peer.node_id} at {peer.address[0]} is not taken for it: {decision.detail}",
+                node=peer.node_id,
+            )
+        guest = Guest()
+        self.admission.enter(guest, peer.node_id, peer.incarnation, peer.address[0], dialled=True)
+        guest.settle(link)
+        link.at_end(lambda: self._left(guest))
 
     async def _learn_names(self) -> None:
         """Where the configured names lead, so that their nodes are known before they come."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address
@@ -73,6 +73,7 @@ class Pool:
         on_unseen: told why a peer was never reached, once a reason: its id, and the reason.
         progress: steps done so far and whether there is work, for our own heartbeats.
         announce: the addresses of this host, which peers are told of.
+        admit: asked about each connection that was made here: raises `Refused` where the peer's id is another's.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Pool:
         on_unseen: Callable[[str, str], object] | None = None,
         progress: Callable[[], tuple[int, bool]] = lambda: (0, False),
         announce: Callable[[], Sequence[str]] = tuple,
+        admit: Callable[[Link], Awaitable[None]] | None = None,
     ) -> None:
         self._dialler = dialler
         self._on_message = on_message
@@ -93,6 +95,7 @@ class Pool:
         self._on_unseen = on_unseen
         self._progress = progress
         self._announce = announce
+        self._admit = admit
         self._loop = asyncio.get_running_loop()
         self._peers: dict[str, Peer] = {}
         self._guests: set[ControlLink] = set()  # of nodes that have this one among their peers, and are none here yet
@@ -287,6 +290,7 @@ class Pool:
     async def _dial(self, peer: Peer) -> None:
         try:
             link = await self._dialler.dial_node(peer.node_id, peer.addresses, {"link": LINK})
+            await self._admitted(link)
         except MlxcelError as error:
             self._tell(Unreachable(node_id=peer.node_id, reason=error.cause))
             raise
@@ -294,6 +298,15 @@ class Pool:
             self._join(peer, self._drive(link))
         else:
             link.close()
+
+    async def _admitted(self, link: Link) -> None:
+        if self._admit is None:
+            return
+        try:
+            await self._admit(link)
+        except BaseException as error:
+            self._drive(link).close(error.cause if isinstance(error, MlxcelError) else "node stops")
+            raise
 
     def _drive(self, link: Link) -> ControlLink:
         return ControlLink(
