@@ -56,7 +56,9 @@ async def _until_signal(args: argparse.Namespace, console: Console) -> logic.Vis
             listener.use(held)
             console.say(line)
 
-        loop.add_signal_handler(signal.SIGHUP, HangUp(again, stop.set))
+        hang_up = HangUp(lambda: loop.call_soon(again), stop.set)  # by then it has said where it listens
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+        hang_up.catch_up()
 
     return await logic.listen(
         args.bind,

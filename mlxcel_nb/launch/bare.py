@@ -186,6 +186,7 @@ def _signals(tell: Callable[[_Signal], object]) -> Iterator[None]:
     hang_up = HangUp(lambda: tell(_Signal.RENEW), lambda: tell(_Signal.STOP))
     before = {each: signal.signal(each, lambda *_: tell(_Signal.STOP)) for each in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hang_up)
+    hang_up.catch_up()
     try:
         yield
     finally:
