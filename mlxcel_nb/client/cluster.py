@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mlxcel_nb.client import asking, loading, losses, status
+from mlxcel_nb.client.backends import check_backends
 from mlxcel_nb.client.exits import Exits
 from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, closed_error, new_id
@@ -240,6 +241,7 @@ class Cluster(AsyncTwins):
             started = time.monotonic()
             self._leader = order.members[0].node_id
             try:
+                check_backends(router, order, self._explain)
                 loaded = loading.load_parts(router, order, on_progress, self._explain)
                 self._instance = order.instance
                 warm_up = GenerateOrder(id=new_id(), instance=order.instance, params=WARM_UP, token_ids=[0])

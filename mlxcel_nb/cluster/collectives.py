@@ -45,6 +45,20 @@ def check_collectives(name: str) -> str:
     return name
 
 
+def check_backend(name: str, available: Sequence[str], node: str) -> None:
+    """Refuse one of `BACKENDS` that the MLX of `node` was built without.
+
+    Args:
+        available: MLX's names of those that it has.
+
+    Raises:
+        ConfigError: naming the node and what it has.
+    """
+    if (backend := BACKENDS[name]) not in available:
+        has = ", ".join(available) or "no back end at all"
+        raise ConfigError(f"this MLX has no {backend} (it has {has})", node=node, advice=INSTEAD)
+
+
 def marked(name: str) -> str:
     """The choice as it is shown: with what it lacks."""
     return name if name == OWN else f"{name}, {UNENCRYPTED}"
@@ -119,9 +133,7 @@ def keeps(words: Sequence[Word], name: str) -> bool:
     """
     backend = BACKENDS[name]
     for word in words:
-        if backend not in word.available:
-            has = ", ".join(word.available) or "no back end at all"
-            raise ConfigError(f"this MLX has no {backend} (it has {has})", node=word.node, advice=INSTEAD)
+        check_backend(name, word.available, word.node)
     for word in words:
         if word.broken:
             raise ClusterError(f"its {word.backend} group is broken: {word.broken}", node=word.node, advice=RESTART)

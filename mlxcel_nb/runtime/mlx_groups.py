@@ -39,6 +39,7 @@ from mlxcel_nb.errors import Cancelled, ClusterError, ConfigError, MlxcelError, 
 from mlxcel_nb.net.links.addresses import normal_ip
 from mlxcel_nb.runtime.fabric import Fabric
 from mlxcel_nb.runtime.protocol import LoadOrder
+from mlxcel_nb.runtime.status import backends
 from mlxcel_nb.runtime.stuck import Inside
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.wire.messages import pack, unpack
@@ -210,7 +211,7 @@ def _word(node: str, reserved: Reserved | None, trouble: str) -> Word:
         mine["broken"] = formed.broken
     return Word(
         node=node,
-        available=tuple(name for name in BACKENDS.values() if mx.distributed.is_available(name)),
+        available=tuple(backends()),
         address=reserved.address if reserved is not None else "",
         trouble=trouble,
         proposal=secrets.token_hex(8),

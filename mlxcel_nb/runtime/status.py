@@ -8,7 +8,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from mlxcel_nb.cluster.collectives import OWN
+from mlxcel_nb.cluster.collectives import BACKENDS, OWN
+from mlxcel_nb.models import device
 from mlxcel_nb.models.memory import room
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.shared_memory.offer import SharedMemoryOffer
@@ -26,7 +27,16 @@ def host_facts() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "memory_bytes": psutil.Process().memory_info().rss,
         "free_bytes": room().available,
+        "device": device.kind(),
+        "backends": backends(),
     }
+
+
+def backends() -> list[str]:
+    """MLX's names of its own collectives, as far as this MLX was built with them."""
+    import mlx.core as mx
+
+    return [name for name in BACKENDS.values() if mx.distributed.is_available(name)]
 
 
 def worker_facts(worker: Worker) -> dict[str, Any]:
