@@ -224,7 +224,7 @@ def judged(folder: Path, dtype: str) -> bool:
 
 
 def _as_json(args: argparse.Namespace) -> bool:
-    return bool(getattr(args, "json", False))
+    return bool(args.json)
 
 
 def _json(data: dict[str, Any]) -> View:

@@ -51,6 +51,12 @@ def test_every_leaf_has_a_handler_that_exists(where: Where, words: tuple[str, ..
     assert callable(getattr(importlib.import_module(f"mlxcel_nb.commands.{module}"), function))
 
 
+@pytest.mark.parametrize("where", TREES, ids=lambda where: where.name)
+@pytest.mark.parametrize("line", ["plan m --nodes 1GB --json", "verify --model m --json"])
+def test_reports_are_told_to_programs_from_cells_too(where: Where, line: str) -> None:
+    assert parse(TREES[where], split(line)).json
+
+
 @pytest.mark.parametrize(
     ("where", "line", "says"),
     [

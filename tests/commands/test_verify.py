@@ -63,6 +63,12 @@ def test_the_catalogue_is_verified_by_name() -> None:
     assert not psutil.Process().children()
 
 
+def test_a_cell_may_ask_for_json_as_well() -> None:
+    status, text = ask("--catalogue --arch llama --layouts pp2 --json", Where.MAGIC)
+    assert status == 0
+    assert json.loads(text)["equal"]
+
+
 def test_what_the_catalogue_gave_is_told_to_programs() -> None:
     """Of olmo mlx-lm prints a line when it is brought, which is no answer."""
     status, text = ask("--catalogue --arch llama --arch bitnet --arch olmo --layouts pp2,tp2 --json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mlxcel_nb.commands.arguments import shared
-from mlxcel_nb.commands.parser import Kind, Tree, Where
+from mlxcel_nb.commands.parser import Kind, Tree
 from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.plan.nodes import Node, parse_nodes
 
@@ -33,7 +33,7 @@ def add(tree: Tree) -> None:
     plan.add("--dtype", choices=DTYPES, default="native", help="what weights are loaded as (default native: as stored)")
     plan.add("--bits", type=int, choices=(4, 8, 16), help="as if converted to so many bits a weight first")
     plan.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else it is refused")
-    plan.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object")
+    plan.add("--json", action="store_true", help="print one JSON object")
 
 
 def nodes(text: str) -> tuple[Node, ...]:

@@ -37,7 +37,7 @@ def add(tree: Tree) -> None:
     verify.add("--in-process", action="store_true", help=here)
     verify.add("--vocab-parallel", action="store_true", help="tensor ranks share the embedding and the head too")
     verify.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else refused")
-    verify.add("--json", where=Where.SHELL, action="store_true", help="print one JSON object")
+    verify.add("--json", action="store_true", help="print one JSON object")
     verify.add(
         "--cluster", where=Where.MAGIC, metavar="NAME", completes=Kind.CLUSTER, help="which, where there are several"
     )
