@@ -2,12 +2,34 @@
 
 An error names the node it happened on, the cause, and what to do. It is one or two lines in a cell or a
 terminal, and a plain dict on the wire, so an error raised on rank 3 reads the same in the notebook. Notes that were
-added to it (the last words of a process that is gone) follow, indented. Anybody may raise these; nothing here does I/O.
+added to it (the last words of a process that is gone) follow, indented, and a table where it has one. Anybody may raise
+these; nothing here does I/O.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+from mlxcel_nb.util.columns import aligned
+
+
+class Table(NamedTuple):
+    """What stands below an error's words where several nodes are compared: as text here, drawn by `display.errors`.
+
+    A cell that is None is shown as a dash. The columns whose titles are in `numbers` are set flush right.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | None, ...], ...]
+    numbers: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The table as plain text."""
+        rows = [["–" if cell is None else cell for cell in row] for row in self.rows]
+        right = [title in self.numbers for title in self.columns]
+        return [self.title, *aligned(self.columns, rows, right), *self.notes]
 
 
 class MlxcelError(Exception):
@@ -25,6 +47,7 @@ class MlxcelError(Exception):
         self.cause = cause
         self.node = node
         self.advice = advice
+        self.table: Table | None = None
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -42,6 +65,7 @@ class MlxcelError(Exception):
         if self.node:
             return self
         moved = type(self)(self.cause, node=node, advice=self.advice)
+        moved.table = self.table
         for note in getattr(self, "__notes__", ()):
             moved.add_note(note)
         return moved
@@ -51,9 +75,10 @@ class MlxcelError(Exception):
         return {"code": self.code, "node": self.node, "cause": self.cause, "advice": self.advice}
 
     def lines(self) -> list[str]:
-        """What a user is shown: the error, then its notes, indented."""
+        """What a user is shown: the error, then its notes and its table, indented."""
         notes = [line for note in getattr(self, "__notes__", ()) for line in note.splitlines()]
-        return [str(self), *(f"    {_printable(line)}".rstrip() for line in notes)]
+        notes += self.table.lines() if self.table else []
+        return [str(self), *(f"    {printable(line)}".rstrip() for line in notes)]
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows this instead of forty lines of frames."""
@@ -81,6 +106,18 @@ class ModelError(MlxcelError):
     """A model that is absent, incomplete or unsupported."""
 
     code = "model"
+
+
+class ModelAbsent(ModelError):
+    """No model lies where it was looked for."""
+
+    code = "model-absent"
+
+
+class ModelCutShort(ModelError):
+    """A file of the model ends before it should."""
+
+    code = "model-cut-short"
 
 
 class OutOfMemory(ModelError):
@@ -202,7 +239,7 @@ def _subclasses(cls: type[MlxcelError]) -> list[type[MlxcelError]]:
     return found
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """`text` from elsewhere on one line: it ends up in terminals and logs."""
     return "".join(char if char.isprintable() else " " for char in text)
 
@@ -212,7 +249,7 @@ def from_dict(data: dict[str, Any]) -> MlxcelError:
 
     def text(key: str) -> str | None:
         value = data.get(key)
-        return _printable(value) if isinstance(value, str) else None
+        return printable(value) if isinstance(value, str) else None
 
     kinds = {cls.code: cls for cls in _subclasses(MlxcelError) if "code" in vars(cls)}
     cls = kinds.get(text("code") or "", MlxcelError)

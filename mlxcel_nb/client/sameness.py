@@ -1,55 +1,31 @@
 """Whether all nodes have the same model: the hashes of its files, asked for and compared before anything is loaded.
 
-`difference` is pure; `check_same` asks, and may be called from any thread. A node's word is checked for its form.
+`check_same` asks, and may be called from any thread; `client.differences` judges. Of a node's word the form is checked.
 """
 
 from __future__ import annotations
 
 import queue
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mlxcel_nb import errors
+from mlxcel_nb.client.differences import Found, difference
 from mlxcel_nb.client.report import LoadProgress
 from mlxcel_nb.client.router import Router, new_id
-from mlxcel_nb.errors import MlxcelError, ModelError, StepTimeout, WireError
-from mlxcel_nb.models.digest import whole_sha256
+from mlxcel_nb.errors import MlxcelError, StepTimeout, WireError
 from mlxcel_nb.runtime.protocol import LoadOrder, field
-
-Digests = Mapping[str, str]
-"""Hex SHA-256 by file name."""
-
-SHOWN = 16
-"""Hex digits of a hash that an error quotes: enough to look it up by, and to fit two into a line."""
 
 POLL_S = 0.2
 
-_AGAIN = "Copy the model's folder from one to the other, or get it again, so that all nodes have the same files."
+GRACE_S = 20.0
+"""Once a load is sure to be refused, so long are the other nodes heard to the end: hashes that are remembered, or of a
+few files, come within it; nobody should wait minutes for gigabytes that will not be loaded."""
 
-
-def difference(digests: Mapping[str, Digests]) -> ModelError | None:
-    """What the first node that differs from most has otherwise, with both hashes; None where all are equal.
-
-    Args:
-        digests: of each node. Of several kinds that are as common, the first one's is taken for right.
-    """
-    kinds = {node: whole_sha256(found) for node, found in digests.items()}
-    usual = Counter(kinds.values()).most_common(1)[0][0]
-    other = next((node for node, kind in kinds.items() if kind != usual), None)
-    if other is None:
-        return None
-    model = next(node for node, kind in kinds.items() if kind == usual)
-    here, there = digests[other], digests[model]
-    name = next(name for name in sorted({*here, *there}) if here.get(name) != there.get(name))
-    if name not in here:
-        what = f"has no {name}, which {model} has with sha256 {there[name][:SHOWN]}"
-    elif name not in there:
-        what = f"has a {name} with sha256 {here[name][:SHOWN]}, which {model} has not"
-    else:
-        what = f"has another {name} than {model}: sha256 {here[name][:SHOWN]}, not {there[name][:SHOWN]}"
-    return ModelError(f"{what}; nothing was loaded", node=other, advice=_AGAIN)
+LONGEST_PATH = 1000
+"""Characters of a path that are shown."""
 
 
 def check_same(
@@ -62,40 +38,60 @@ def check_same(
 ) -> None:
     """Have every member of `order` hash its files, all at once, and compare.
 
+    Args:
+        stall_s: a member that says nothing for so long counts as one that does not answer.
+
     Raises:
-        ModelError: a member has other files, or none. MlxcelError: a member is gone or has said nothing for `stall_s`.
+        ModelError: members have other files, or none; its table has a row for every member. MlxcelError: a member is
+            gone or silent.
     """
     if len(order.members) == 1:
         return
+    found = _ask(router, order, on_progress, stall_s)
+    explained = [replace(each, error=explain(each.error)) if each.error else each for each in found]
+    if error := difference(explained):
+        raise error
+
+
+def _ask(
+    router: Router, order: LoadOrder, on_progress: Callable[[LoadProgress], None] | None, stall_s: float
+) -> list[Found]:
+    """What each member says, in their order. Ends when all have answered, one is gone, or `GRACE_S` after bad news."""
     inbox: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
     request_id = new_id()
     router.open_inbox(request_id, lambda node, message: inbox.put((node, message)))
-    members = {member.node_id for member in order.members}
-    found: dict[str, Digests] = {}
-    heard = time.monotonic()
+    found = {member.node_id: Found(node=member.node_id) for member in order.members}
+    heard = dict.fromkeys(found, time.monotonic())
+    """When each that has yet to answer said something last."""
+    end = float("inf")
     try:
-        for node in members:
+        for node in found:
             router.send(node, {"type": "digest", "id": request_id, "model": order.model})
-        while len(found) < len(members):
+        while heard and time.monotonic() < end:
             try:
                 node, message = inbox.get(timeout=POLL_S)
             except queue.Empty:
-                if time.monotonic() - heard > stall_s:
-                    silent = next(m.node_id for m in order.members if m.node_id not in found)
-                    raise StepTimeout(f"no progress for {stall_s:g} s with hashes of files", node=silent) from None
+                for node in [each for each, last in heard.items() if time.monotonic() - last > stall_s]:
+                    silent = StepTimeout(f"no progress for {stall_s:g} s with hashes of files", node=node)
+                    found[node] = Found(node=node, error=silent)
+                    del heard[node]
+                    end = min(end, time.monotonic() + GRACE_S)
                 continue
-            heard = time.monotonic()
+            if node not in heard:
+                continue
+            heard[node] = time.monotonic()
             kind = message.get("type")
-            if kind == "reply":
-                found[node] = _read(message, node)
-            elif kind == "progress" and on_progress is not None:
+            if kind == "progress" and on_progress is not None:
                 on_progress(progress_of(node, message, comparing=True))
-            elif kind == "error" or (kind == "lost" and node in members):
-                raise explain(errors.from_dict(field(message, "error", dict)))
+            elif kind in ("reply", "error", "lost"):
+                del heard[node]
+                found[node] = _read(message, node)
+                if kind != "reply":
+                    grace = 0.0 if kind == "lost" else GRACE_S
+                    end = min(end, time.monotonic() + grace)
     finally:
         router.close_inbox(request_id)
-    if error := difference({member.node_id: found[member.node_id] for member in order.members}):
-        raise error
+    return list(found.values())
 
 
 def progress_of(node: str, message: dict[str, Any], *, comparing: bool = False) -> LoadProgress:
@@ -109,7 +105,21 @@ def progress_of(node: str, message: dict[str, Any], *, comparing: bool = False) 
     )
 
 
-def _read(message: dict[str, Any], node: str) -> Digests:
+def _read(message: dict[str, Any], node: str) -> Found:
+    """A node's answer. Of one that has no hashes to tell, what is known of its folder may be missing.
+
+    Raises:
+        WireError: a reply without hashes.
+    """
+    size = message.get("bytes")
+    known = Found(
+        node=node,
+        host=errors.printable(str(message.get("host") or ""))[:LONGEST_PATH],
+        path=errors.printable(str(message.get("path") or ""))[:LONGEST_PATH],
+        size=size if type(size) is int and size >= 0 else None,
+    )
+    if message.get("type") != "reply":
+        return replace(known, error=errors.from_dict(field(message, "error", dict)).at(node))
     told = message.get("digests")
     if (
         not isinstance(told, dict)
@@ -117,4 +127,4 @@ def _read(message: dict[str, Any], node: str) -> Digests:
         or not all(isinstance(digest, str) and len(digest) == 64 for digest in told.values())
     ):
         raise WireError("the hashes of its files are none", node=node)
-    return told
+    return replace(known, digests={errors.printable(str(name)): digest for name, digest in told.items()})

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxcel_nb.util.columns import aligned
+
 RUN_MIME = "application/vnd.mlxcel.run+json"
 
 FONT = "font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif)"
@@ -84,15 +86,9 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[object]
     columns = [columns[i] for i in used]
     rows = [[row[i] for i in used] for row in rows]
     texts = [[_text(cell) for cell in row] for row in rows]
-    widths = [max(len(c.title), *(len(row[i]) for row in texts), 0) for i, c in enumerate(columns)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = zip(cells, widths, columns, strict=True)
-        return "  ".join(text.rjust(w) if column.number else text.ljust(w) for text, w, column in padded).rstrip()
-
     lines = [title] if title else []
     if rows:
-        lines += [line([c.title for c in columns]), *(line(row) for row in texts)]
+        lines += aligned([c.title for c in columns], texts, [c.number for c in columns])
     lines += notes
 
     cell = f"padding:3px 14px 3px 0;border-bottom:{LINE}"

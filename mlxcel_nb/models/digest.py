@@ -142,6 +142,19 @@ def folder_digests(folder: str | Path, progress: Callable[[str, int, int], None]
     return found
 
 
+def folder_bytes(folder: str | Path) -> int | None:
+    """Bytes of the files that would make a model of `folder`, whole or not; None where there are none."""
+    folder = Path(folder)
+    files = {folder / name for name in (*_OTHER_FILES, *_code(folder))}
+    with contextlib.suppress(OSError):
+        files |= set(folder.glob("model*.safetensors"))
+    sizes: list[int] = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            sizes.append(file.stat().st_size)
+    return sum(sizes) if sizes else None
+
+
 def _code(folder: Path) -> tuple[str, ...]:
     """The file of Python code that the folder's config names, if it does."""
     with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):

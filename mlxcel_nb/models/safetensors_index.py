@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlxcel_nb.errors import ModelError
+from mlxcel_nb.errors import ModelAbsent, ModelCutShort, ModelError
 from mlxcel_nb.plan.elements import ITEM_SIZE
 
 MAX_HEADER = 100_000_000
@@ -67,7 +67,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             if prefix == b"version ":
                 raise ModelError(f"{file} is a Git LFS pointer, not weights", advice="Run `git lfs pull` there.")
             if len(prefix) < 8 or (2 <= length <= MAX_HEADER and 8 + length > size):
-                raise ModelError(f"{file} is truncated: its header is cut off at {size} bytes", advice=_FETCH_AGAIN)
+                raise ModelCutShort(f"{file} is truncated: its header is cut off at {size} bytes", advice=_FETCH_AGAIN)
             if not 2 <= length <= MAX_HEADER:
                 raise ModelError(f"{file} is not a safetensors file", advice=_FETCH_AGAIN)
             text = stream.read(length)
@@ -84,7 +84,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     entries = {name: _entry(file, base, name, about) for name, about in header.items()}
     needed = max((entry.end for entry in entries.values()), default=base)
     if needed > size:
-        raise ModelError(f"{file} is truncated: it has {size} of {needed} bytes", advice=_FETCH_AGAIN)
+        raise ModelCutShort(f"{file} is truncated: it has {size} of {needed} bytes", advice=_FETCH_AGAIN)
     return entries
 
 
@@ -117,7 +117,7 @@ def _choose_files(folder: Path) -> list[Path]:
     beside it, as after converting or re-quantising in place; otherwise the absent file is an error.
     """
     if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder")
+        raise ModelAbsent(f"{folder} is not a folder")
     single = folder / "model.safetensors"
     index = folder / INDEX_NAME
     if index.exists():
@@ -134,7 +134,7 @@ def _choose_files(folder: Path) -> list[Path]:
     if not found:
         other = next((p.name for pattern in ("*.bin", "*.pt", "*.npz", "*.gguf") for p in folder.glob(pattern)), None)
         beside = f", only {other}" if other else ""
-        raise ModelError(f"{folder} has no model*.safetensors{beside}", advice="Give an MLX or Hugging Face folder.")
+        raise ModelAbsent(f"{folder} has no model*.safetensors{beside}", advice="Give an MLX or Hugging Face folder.")
     for file in found:
         if match := _SHARD.fullmatch(file.name):
             for number in range(1, int(match["total"]) + 1):

@@ -16,7 +16,8 @@ from mlxcel_nb.commands import dispatch, parser, platforms, tree
 from mlxcel_nb.commands.console import Console, TerminalConsole
 from mlxcel_nb.commands.parser import HelpAsked, UsageProblem, Where
 from mlxcel_nb.commands.session import current
-from mlxcel_nb.errors import Cancelled
+from mlxcel_nb.display.errors import table_view
+from mlxcel_nb.errors import Cancelled, MlxcelError
 from mlxcel_nb.notebook.console import NotebookConsole
 
 TREE = tree.build(Where.MAGIC)
@@ -52,6 +53,11 @@ class MlxcelMagics(Magics):
             dispatch.run(args, context)
         except KeyboardInterrupt:
             raise Cancelled(f"interrupted: %mlxcel {line}".rstrip()) from None
+        except MlxcelError as error:
+            if error.table is not None and isinstance(self.console, NotebookConsole):
+                self.console.show(table_view(error.table))  # drawn; the error's own text need not have it again
+                error.table = None
+            raise
 
 
 MlxcelMagics.mlxcel.__doc__ = TREE.format_help()

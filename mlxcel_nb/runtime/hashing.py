@@ -1,4 +1,4 @@
-"""What a node says of a model folder before it loads from it: the hash of each file. On the node's loop.
+"""What a node says of a model folder before it loads from it: where it lies, and each file's hash. On the node's loop.
 
 Reading gigabytes takes a while the first time, so it is done on a thread, with progress; asking again, the model being
 unwanted, or the asker gone ends it within a piece. Only a router is answered; the node has checked that.
@@ -7,6 +7,8 @@ unwanted, or the asker gone ends it within a piece. Only a router is answered; t
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from typing import Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import Cancelled
-from mlxcel_nb.models.digest import folder_digests
+from mlxcel_nb.models.digest import folder_bytes, folder_digests
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.runtime.protocol import field
 
@@ -69,10 +71,18 @@ class Hashing:
                 })  # fmt: skip
 
         try:
-            digests = await asyncio.to_thread(folder_digests, folder, progress)
-            asker.send({"type": "reply", "id": request_id, "digests": digests})
-        except Exception as error:  # noqa: BLE001  # whatever went wrong, somebody waits for an answer
-            asker.send({"type": "error", "id": request_id, "error": errors.wrap(error, self._node_id).to_dict()})
+            answer = await asyncio.to_thread(_look, folder, progress, self._node_id)
+            asker.send({"id": request_id, **answer})
         finally:
             if self._stops.get(asker) is stop:
                 del self._stops[asker]
+
+
+def _look(folder: Path, progress: Callable[[str, int, int], None], node_id: str) -> dict[str, Any]:
+    """The answer: the hashes, or why there are none; where `folder` lies, links followed, and how much is in it."""
+    path = os.fsencode(os.path.realpath(folder)).decode("utf-8", "replace")
+    about = {"host": socket.gethostname(), "path": path, "bytes": folder_bytes(folder)}
+    try:
+        return {"type": "reply", "digests": folder_digests(folder, progress), **about}
+    except Exception as error:  # noqa: BLE001  # whatever went wrong, somebody waits for an answer
+        return {"type": "error", "error": errors.wrap(error, node_id).to_dict(), **about}
