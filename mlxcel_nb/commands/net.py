@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import queue
 import signal
-import threading
 from typing import Any
 
 from mlxcel_nb.cluster.secret import Secrets, resolve_secrets
@@ -26,8 +26,8 @@ from mlxcel_nb.util.loop import LoopThread
 PING_S = 60.0
 """For one ping and its share of the handshake; each step inside has a shorter deadline of its own."""
 
-LAST_PONG_S = 5.0
-"""For the ping under way after Ctrl-C."""
+STOP_S = 0.8
+"""For all of it to end after Ctrl-C, the pong that is on its way included."""
 
 
 def listen(args: argparse.Namespace, context: Context) -> None:
@@ -77,7 +77,7 @@ def ping(args: argparse.Namespace, context: Context) -> None:
     loop = LoopThread("mlxcel-ping")
     news: queue.SimpleQueue[str] = queue.SimpleQueue()
     try:
-        stop, patience = threading.Event(), PING_S + args.count * logic.PONG_S
+        stop, patience = asyncio.Event(), PING_S + args.count * logic.PONG_S
         with handed_to(lambda: news.put("interrupt")):
             pinging = loop.spawn(
                 logic.ping(args.address, secrets, count=args.count, size=args.size, stop=stop, **_options(args))
@@ -88,9 +88,9 @@ def ping(args: argparse.Namespace, context: Context) -> None:
             except queue.Empty:
                 raise StepTimeout(f"waited {patience:g} s for pongs of {args.address}") from None
             if heard == "interrupt":  # what was measured by now is worth showing
-                stop.set()
-                with contextlib.suppress(MlxcelError, TimeoutError):
-                    _show(pinging.result(LAST_PONG_S), args, context)
+                loop.soon(stop.set)
+                with contextlib.suppress(MlxcelError, TimeoutError, concurrent.futures.CancelledError):
+                    _show(pinging.result(STOP_S), args, context)
                 raise KeyboardInterrupt
         report = pinging.result()
         if report.lost is not None:  # what was measured before is worth showing here too

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -291,7 +290,7 @@ def test_a_listener_says_at_once_whom_it_turned_away_and_counts_them():
         warned: list[str] = []
         ready: asyncio.Future[Listener] = asyncio.get_running_loop().create_future()
         listening = asyncio.ensure_future(
-            listen("127.0.0.1:0", Secrets(SECRET), echo=_ignore, warn=warned.append, ready=ready.set_result, stop=stop)
+            listen("127.0.0.1:0", Secrets(SECRET), echo=str, warn=warned.append, ready=ready.set_result, stop=stop)
         )
         address = (await ready).address
         options: dict[str, Any]
@@ -323,7 +322,7 @@ def test_strangers_at_a_listener_count_for_nothing_and_a_guest_outweighs_all_tha
         stop = asyncio.Event()
         ready: asyncio.Future[Listener] = asyncio.get_running_loop().create_future()
         listening = asyncio.ensure_future(
-            listen("127.0.0.1:0", Secrets(SECRET), echo=_ignore, ready=ready.set_result, stop=stop)
+            listen("127.0.0.1:0", Secrets(SECRET), echo=str, ready=ready.set_result, stop=stop)
         )
         address = (await ready).address
         async with raw_connection(address) as sock:
@@ -353,15 +352,15 @@ async def until(condition) -> None:
             await asyncio.sleep(0.01)
 
 
-def _ignore(_line: str) -> None:
-    pass
-
-
 def test_a_ping_that_is_stopped_reports_what_there_was():
     async def case():
-        async with listener() as (address, _):
-            stop = threading.Event()
+        stop = asyncio.Event()
+
+        def last(payload: bytes) -> bytes:
             stop.set()
+            return payload
+
+        async with host(last) as (address, _):
             assert len((await ping(address, Secrets(SECRET), count=100, stop=stop)).round_trips_s) == 1
 
     run(case())

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -180,3 +186,35 @@ for prefill in ((256, 600), (512, 600), None):
     shown = [content["data"]["text/plain"] for content in ran.of("display_data", "update_display_data")]
     assert shown == ["reading the prompt 256 of 600", "reading the prompt 512 of 600", ""]
     assert len(ran.of("display_data")) == 1 and ran.plain == ""
+
+
+def test_an_interrupt_of_a_ping_that_connects_ends_the_cell_within_a_second(nb: Notebook, tmp_path: Path) -> None:
+    key = tmp_path / "secret"
+    key.write_bytes(b"of this test, and long enough")
+    key.chmod(0o600)
+    pid, took = nb.value("__import__('os').getpid()"), []
+    for _ in range(3):  # other tests share the machine: it must be possible
+        pressed: list[float] = []
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(20)
+            pressing = threading.Thread(target=_press_when_called, args=(pid, server, pressed))
+            pressing.start()
+            ran = nb.run("%mlxcel net ping {}:{} --secret-file {}".format(*server.getsockname(), key))
+            took.append(time.monotonic() - pressed[0])
+            pressing.join()
+        assert ran.status == "error" and "interrupted: %mlxcel net ping" in ran.error
+        if took[-1] < 1.0:
+            break
+    assert min(took) < 1.0, took
+    left = "[thread.name for thread in __import__('threading').enumerate() if 'ping' in thread.name]"
+    assert nb.value(left) == []
+
+
+def _press_when_called(pid: int, server: socket.socket, pressed: list[float]) -> None:
+    """Interrupt the kernel `pid` while it connects to `server`, which says nothing until the other end has given up."""
+    with server.accept()[0] as sock:
+        sock.settimeout(20)
+        pressed.append(time.monotonic())
+        os.kill(pid, signal.SIGINT)
+        while sock.recv(4096):
+            pass

@@ -10,11 +10,10 @@ import asyncio
 import collections
 import os
 import statistics
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mlxcel_nb.cluster.address import Address, parse_address
 from mlxcel_nb.cluster.config_keys import DEFAULT_CLUSTER
@@ -30,11 +29,16 @@ from mlxcel_nb.util.units import rate_text, trip_text
 from mlxcel_nb.wire.frames import MAX_FILLER, MAX_FRAMES, PING_BYTES
 from mlxcel_nb.wire.hello import SUITES, Identity, suite_number
 
+T = TypeVar("T")
+
 COUNT = 10
 SIZE = 64
 
 PONG_S = 10.0
 """For one pong with the largest filler over a slow line."""
+
+LAST_PONG_S = 0.3
+"""For the pong that is on its way when there are to be no more: whoever stops a ping waits for its end."""
 
 WARNINGS, WARNINGS_S = 20, 10.0
 """A listener prints at most so many refusals in so many seconds; all are counted."""
@@ -233,18 +237,20 @@ async def ping(
     count: int = COUNT,
     size: int = SIZE,
     echo: Callable[[str], object] | None = None,
-    stop: threading.Event | None = None,
+    stop: asyncio.Event | None = None,
 ) -> PingReport:
     """Connect to a node, ping it `count` times with `size` bytes of filler, and leave.
 
     Args:
-        stop: when set, there is no further ping after the one under way; the report is of those there were.
+        stop: when set, connecting ends at once, the pong that is on its way has `LAST_PONG_S` to come, and there is no
+            further ping; the report is of those there were.
         shape: how what is sent is shaped; what comes back is the other side's affair.
 
     Raises:
         PeerLost: nobody there, or gone before the first pong; later, the report says so.
         WireError: the peer does not echo what it was sent.
         HandshakeError: wrong secret, version, suite or cluster, or another refusal; the message says which.
+        CancelledError: stopped before the first pong; nothing is left of the connection.
     """
     if count < 1:
         raise ConfigError(f"{count} pings", advice="Ask for at least one.")
@@ -256,7 +262,10 @@ async def ping(
         raise ConfigError(f"nobody listens at {to}", advice="Write the port that the node says it listens on.")
     identity = _identity(cluster, node_id or visitor_id(), VISITOR_ROLE, suite)
     began = time.perf_counter()
-    link = await dial(identity, secrets, to, rekey_every=rekey_every, shapes=_always(shape))
+    dialling = dial(identity, secrets, to, rekey_every=rekey_every, shapes=_always(shape))
+    link = await _unless(stop, dialling, grace_s=0.0)
+    if link is None:
+        raise asyncio.CancelledError
     connect_s = time.perf_counter() - began
     control = ControlLink(link, on_frame=_drop, on_state=_drop, quiet=True)
     filler = os.urandom(size)
@@ -264,7 +273,11 @@ async def ping(
     lost: PeerLost | None = None
     try:
         while len(round_trips) < count and not (round_trips and stop and stop.is_set()):
-            round_trips.append(await control.ping(filler, within_s=PONG_S))
+            trip = await _unless(stop, control.ping(filler, within_s=PONG_S), grace_s=LAST_PONG_S)
+            if trip is not None:
+                round_trips.append(trip)
+            elif not round_trips:
+                raise asyncio.CancelledError
     except PeerLost as error:
         lost = error
         if not round_trips:
@@ -285,6 +298,22 @@ async def ping(
         for line in report.lines():
             echo(line)
     return report
+
+
+async def _unless(stop: asyncio.Event | None, work: Coroutine[Any, Any, T], *, grace_s: float) -> T | None:
+    """What `work` returns or raises; None, and it is cancelled, where it goes on `grace_s` after `stop` was set."""
+    if stop is None:
+        return await work
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            await asyncio.wait({working}, timeout=grace_s)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
 
 
 def _identity(cluster: str, node_id: str, role: str, suite: str) -> Identity:
