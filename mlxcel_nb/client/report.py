@@ -177,6 +177,7 @@ class NodeReport:
         state: "alive", "suspect" or "dead".
         reason: why it is not alive.
         memory_bytes: what its process takes; `free_bytes`, what its host has left for it, 0 where it did not say.
+        device: what MLX computes on there, "cpu" or "gpu"; "" where it did not say.
         error: why its part of the model is of no use any more, though it may live itself.
         collectives: who adds up the partial sums of its part, "" where there are none.
         surroundings: `transport`, `reason` and `advice`: what its host's links can be at best, where it has asked.
@@ -194,6 +195,7 @@ class NodeReport:
     blas: str = ""
     memory_bytes: int = 0
     free_bytes: int = 0
+    device: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     stage: int | None = None
     rank: int | None = None

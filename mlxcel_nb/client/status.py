@@ -65,6 +65,7 @@ def _node(router: Router, engine: EngineInfo, facts: dict[str, Any], exits: Mapp
         blas=facts.get("blas", ""),
         memory_bytes=facts.get("memory_bytes", 0),
         free_bytes=facts.get("free_bytes", 0),
+        device=facts.get("device", ""),
         versions=router.versions(node_id),
         stage=model.get("stage"),
         rank=model.get("rank"),

@@ -6,6 +6,8 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from mlxcel_nb.plan.adviser import Advice, advise
 from mlxcel_nb.plan.estimate import ETHERNET, IN_HOST, Links, Load
 from mlxcel_nb.plan.facts import ModelFacts
 from mlxcel_nb.plan.nodes import Speed
-from mlxcel_nb.util.units import figure
+from mlxcel_nb.util.units import bytes_text, figure
 
 CONTEXT, PROMPT = 4096, 512
 """Tokens, where no others are asked for."""
@@ -34,13 +36,13 @@ def plan(args: argparse.Namespace, context: Context) -> int:
     """Handler of `plan`; exit status 1 when nothing fits, or a cluster file's own layout does not."""
     with context.console.progress(f"Looking at {args.model}") as progress:
         wanted = asked_for(args, context)
-        facts = _facts(args, max(len(asked.nodes) for asked in wanted), fetch_meter(progress))
-        load = _load(args, facts)
+        model = _model(args, wanted, fetch_meter(progress))
+        load = _load(args, model.facts)
         usual = None
         if not all(node.bandwidth and node.flops for asked in wanted for node in asked.nodes):
             progress.update(0, 0, "measuring this machine")
             usual = speed_here()
-        found = [_advise(asked, facts, load, Links(IN_HOST, args.link or ETHERNET), usual, args) for asked in wanted]
+        found = [_advise(asked, model, load, Links(IN_HOST, args.link or ETHERNET), usual, args) for asked in wanted]
         if getattr(args, "json", False):
             dicts = [told for _, told, _ in found]
             line = json.dumps(dicts[0] if len(dicts) == 1 else {"meshes": dicts})
@@ -51,10 +53,10 @@ def plan(args: argparse.Namespace, context: Context) -> int:
 
 
 def _advise(
-    asked: Asked, facts: ModelFacts, load: Load, links: Links, machine: Speed | None, args: argparse.Namespace
+    asked: Asked, model: _Model, load: Load, links: Links, machine: Speed | None, args: argparse.Namespace
 ) -> tuple[Advice, dict[str, Any], View]:
     """Advice for some nodes, for programs and for people."""
-    notes = list(asked.notes)
+    facts, notes = model.facts, [*asked.notes, *model.notes]
     usual = machine
     if machine is not None:
         what = f"{figure(machine.bandwidth / 1e9)} GB/s of memory, {figure(machine.flops / 1e9)} GFLOP/s"
@@ -64,8 +66,8 @@ def _advise(
         notes.append(f"No --link is given; between hosts this one is taken: {ETHERNET.words}.")
     advice = advise(facts, asked.nodes, load, links, usual, asked.given)
     places = places_view(args.config, asked.places, asked.nodes) if asked.places else None
-    told = plan_dict(facts, asked.nodes, load, links, usual, advice, notes, asked.mesh)
-    return advice, told, plan_view(facts, load, advice, notes, asked.mesh, places)
+    told = plan_dict(facts, asked.nodes, load, links, usual, advice, notes, asked.mesh, model.dtype)
+    return advice, told, plan_view(facts, load, advice, notes, asked.mesh, places, model.dtype)
 
 
 def _load(args: argparse.Namespace, facts: ModelFacts) -> Load:
@@ -78,8 +80,23 @@ def _load(args: argparse.Namespace, facts: ModelFacts) -> Load:
     return Load(context, args.concurrency, args.prompt or min(PROMPT, context))
 
 
-def _facts(args: argparse.Namespace, ranks: int, progress: store.Progress) -> ModelFacts:
-    from mlxcel_nb.models import architecture, sizes
+@dataclass(frozen=True)
+class _Model:
+    """What is planned.
+
+    Args:
+        dtype: what `load` must be told to take as much; "" where it does so by itself.
+        notes: what it would take otherwise.
+    """
+
+    facts: ModelFacts
+    dtype: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def _model(args: argparse.Namespace, wanted: Sequence[Asked], progress: store.Progress) -> _Model:
+    """The model as `load` would take it there, or as it was asked for."""
+    from mlxcel_nb.models import architecture, device, sizes
     from mlxcel_nb.models.safetensors_index import weight_files
 
     given = Path(args.model).expanduser()
@@ -92,14 +109,29 @@ def _facts(args: argparse.Namespace, ranks: int, progress: store.Progress) -> Mo
         folder = store.resolve(args.model, allow_code=args.allow_code, progress=progress)
         config = architecture.read_config(folder, allow_code=args.allow_code)
         entries = weight_files(folder) if args.bits is None else None
-    return sizes.gather(
-        sizes.as_converted(config, args.bits) if args.bits is not None else config,
-        name=args.model,
-        folder=folder,
-        entries=entries,
-        dtype=args.dtype,
-        ranks=ranks,
-    )
+    config = sizes.as_converted(config, args.bits) if args.bits is not None else config
+
+    where = wanted[0].device if all(asked.device for asked in wanted) else ""
+    own = device.settled("auto", where)
+    # Whoever asks for fewer bits wants to know what they save.
+    dtype = "native" if args.dtype == "auto" and args.bits in (4, 8) else device.settled(args.dtype, where)
+    ranks = max(len(asked.nodes) for asked in wanted)
+    facts = sizes.gather(config, name=args.model, folder=folder, entries=entries, dtype=dtype, ranks=ranks)
+    if where and dtype == own:
+        return _Model(facts)
+    other = "float32" if where != device.GPU else "native"
+    if other == dtype:  # of unknown nodes, asked for by name
+        return _Model(facts, dtype)
+    bytes_then = sizes.weight_bytes(config, folder, entries, other)
+    if bytes_then == facts.weights:
+        return _Model(facts)
+    more = bytes_then - facts.weights
+    what = f"{bytes_text(abs(more))} of weights {'more' if more > 0 else 'less'}"
+    if where:
+        note = f"Without --dtype {dtype}, load takes {other} there: {what}."
+    else:
+        note = f"On a processor, load takes float32 unless told otherwise: {what}. Plan that with --dtype float32."
+    return _Model(facts, dtype, (note,))
 
 
 def speed_here() -> Speed:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mlxcel_nb.cluster.config import ClusterConfig, Mesh, NodeEntry, load_config
@@ -30,6 +30,7 @@ class Asked:
         mesh: name of the mesh of a cluster file that they are; "" for any others.
         places: of a cluster file's nodes: id, role, stage, rank.
         given: how that file lays a model over them.
+        device: what MLX computes on there, "cpu" or "gpu", a CPU among others counting for all; "" where nobody knows.
     """
 
     nodes: tuple[Node, ...]
@@ -38,6 +39,7 @@ class Asked:
     mesh: str = ""
     places: tuple[NodeEntry, ...] = ()
     given: Given | None = None
+    device: str = ""
 
 
 def asked_for(args: argparse.Namespace, context: Context) -> list[Asked]:
@@ -58,7 +60,9 @@ def asked_for(args: argparse.Namespace, context: Context) -> list[Asked]:
         left = _free_here()
         return [
             Asked(
-                (Node("this machine", left, "here"),), (f"Planned for what this machine has free: {bytes_text(left)}.",)
+                (Node("this machine", left, "here"),),
+                (f"Planned for what this machine has free: {bytes_text(left)}.",),
+                device=_device_here(),
             )
         ]
     return [_engines(cluster)]
@@ -68,6 +72,17 @@ def _free_here() -> int:
     from mlxcel_nb.models.memory import room
 
     return room().available
+
+
+def _device_here() -> str:
+    from mlxcel_nb.models import device
+
+    return device.kind()
+
+
+def _worst(devices: Collection[str]) -> str:
+    """Of several devices that a model is spread over: a CPU's needs count; nothing is known where one is not."""
+    return "" if "" in devices else min(devices)
 
 
 def _engines(cluster: Cluster) -> Asked:
@@ -84,10 +99,11 @@ def _engines(cluster: Cluster) -> Asked:
     free = {host: min(node.free_bytes for node in found if node.host == host) for host in hosts}
     nodes = tuple(Node(node.node_id, free[node.host] // hosts[node.host], node.host) for node in found)
     each = ", ".join(f"{bytes_text(size)} on {host}" for host, size in free.items())
-    notes = [f"Planned for the {len(nodes)} engines of {cluster.name} and what is free: {each}, shared by its engines."]
+    who = "one engine" if len(nodes) == 1 else f"{len(nodes)} engines"
+    notes = [f"Planned for the {who} of {cluster.name} and what is free: {each}, shared by its engines."]
     if status.model is not None:
         notes.append(f"{status.model.model} is loaded, and what it takes is not free.")
-    return Asked(nodes, tuple(notes), max(hosts.values()))
+    return Asked(nodes, tuple(notes), max(hosts.values()), device=_worst({node.device for node in found}))
 
 
 def from_config(config: ClusterConfig, source: str) -> list[Asked]:
@@ -107,9 +123,11 @@ def from_config(config: ClusterConfig, source: str) -> list[Asked]:
         notes.append(f"Spares hold nothing and are left out: {', '.join(node.id for node in config.spares)}.")
     if config.expert_parallel:
         notes.append("The file spreads experts; its own layout is judged with them cut like everything else.")
+    device = _device_here() if len(here) == len(working) else ""
     if not config.meshes:
-        return [Asked(tuple(nodes.values()), tuple(notes), max(1, len(here)), "", tuple(working))]
-    return [_mesh(config, mesh, nodes, notes, max(1, len(here))) for mesh in config.meshes]
+        return [Asked(tuple(nodes.values()), tuple(notes), max(1, len(here)), "", tuple(working), device=device)]
+    found = [_mesh(config, mesh, nodes, notes, max(1, len(here))) for mesh in config.meshes]
+    return [replace(asked, device=device) for asked in found]
 
 
 def _mesh(config: ClusterConfig, mesh: Mesh, nodes: dict[str, Node], notes: Sequence[str], sharing: int) -> Asked:

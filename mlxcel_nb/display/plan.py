@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mlxcel_nb.cluster.config_model import NodeEntry
+from mlxcel_nb.cluster.layout import Layout, split_evenly
 from mlxcel_nb.display.reports import layers_text
 from mlxcel_nb.display.view import Column, View, stack, table
 from mlxcel_nb.plan.adviser import Advice, Judged
@@ -20,13 +21,20 @@ TAKEN, FITS, DOES_NOT = "▸", "○", "✕"
 
 
 def plan_view(
-    facts: ModelFacts, load: Load, advice: Advice, assumed: Sequence[str], mesh: str = "", places: View | None = None
+    facts: ModelFacts,
+    load: Load,
+    advice: Advice,
+    assumed: Sequence[str],
+    mesh: str = "",
+    places: View | None = None,
+    dtype: str = "",
 ) -> View:
     """Two tables, layouts and nodes, and what to do.
 
     Args:
         mesh: of a cluster file, where the nodes are one.
         places: those nodes as the file has them.
+        dtype: what `load` must be told of it; "" where it does by itself what is planned.
     """
     columns = [Column(""), Column("layout"), Column("layers")]
     columns += [Column(name, number=True) for name in ("longest context", "at once", "first token", "tokens/s")]
@@ -39,13 +47,13 @@ def plan_view(
     notes = [
         f"For {several} of {load.context} tokens, {load.prompt} of them a prompt. Times are estimates.",
         *assumed,
-        *([f"Layers are shared by {advice.by}, within what fits."] if _uneven(advice) else []),
+        *([_shared(advice)] if _uneven(advice) else []),
         *facts.notes,
     ]
     layouts = table(title, columns, rows, notes)
     refused = table("Layouts that cannot be", [Column("layout"), Column("why")], advice.refused)
     best = advice.best
-    head = f"Take {best.layout.name}{_how(best)}" if best else "No layout fits"
+    head = f"Take {best.layout.name}{_how(best, dtype)}" if best else "No layout fits"
     verdict = table(head, [], [], advice.why)
     views = [layouts, _bytes_view(advice)]
     views += [refused] if advice.refused else []
@@ -77,14 +85,26 @@ def _given_words(advice: Advice) -> str:
 
 
 def _uneven(advice: Advice) -> bool:
-    """Whether some layout's stages differ by more than a layer."""
-    counts = [[b - a for a, b in each.layout.stages] for each in advice.judged]
-    return any(max(each) - min(each) > 1 for each in counts)
+    """Whether some layout's stages are not those that `load` makes by itself."""
+    return any(_by_hand(each.layout) for each in advice.judged)
+
+
+def _by_hand(layout: Layout) -> str:
+    """The layers as `load` must be told them; "" where --pp alone gives the same."""
+    if layout.stages == split_evenly(layout.stages[-1][1], layout.pp):
+        return ""
+    return f"--layers {','.join(str(layers_text(span)) for span in layout.stages)}"
+
+
+def _shared(advice: Advice) -> str:
+    what = f"Layers are shared by {advice.by}, within what fits"
+    return f"{what}: load a layout with the --layers beside it, as --pp alone shares them evenly."
 
 
 def _layout_row(each: Judged, advice: Advice) -> list[object]:
     mark = TAKEN if each is advice.best else DOES_NOT if each.why_not else FITS
     layers = ", ".join(str(layers_text(span)) for span in each.layout.stages) if each.layout.pp > 1 else None
+    layers = _by_hand(each.layout) or layers
     fits = not each.why_not
     return [
         mark,
@@ -129,14 +149,17 @@ def _alike(parts: Sequence[NodePlan]) -> Iterator[tuple[list[NodePlan], str]]:
         yield same, ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]}"
 
 
-def _how(best: Judged) -> str:
-    if best.layout.size == 1:
-        return f" on {best.placement.nodes[0].name}: nothing split"
-    layout = best.layout
+def _how(best: Judged, dtype: str) -> str:
+    words = load_words(best.layout, dtype)
+    if best.layout.size > 1:
+        return f": load with {words}"
+    return f" on {best.placement.nodes[0].name}: nothing split" + (f", load with {words}" if words else "")
+
+
+def load_words(layout: Layout, dtype: str) -> str:
+    """What `load` is told to do what is planned, beside the model."""
     words = [f"--{kind} {n}" for kind, n in (("tp", layout.tp), ("pp", layout.pp), ("ep", layout.ep)) if n > 1]
-    if best.layout.pp > 1:
-        words.append(f"--layers {','.join(str(layers_text(span)) for span in best.layout.stages)}")
-    return f": load with {' '.join(words)}"
+    return " ".join(filter(None, [*words, _by_hand(layout), f"--dtype {dtype}" if dtype else ""]))
 
 
 def _many(count: int) -> str | None:
@@ -156,6 +179,7 @@ def plan_dict(
     advice: Advice,
     assumed: Sequence[str],
     mesh: str = "",
+    dtype: str = "",
 ) -> dict[str, Any]:
     """The same for other programs: bytes, seconds, tokens; layer ranges half-open."""
     return {
@@ -176,7 +200,8 @@ def plan_dict(
         "link": {"latency_s": links.network.latency_s, "bytes_per_s": links.network.bytes_per_s},
         "link_in_host": {"latency_s": links.local.latency_s, "bytes_per_s": links.local.bytes_per_s},
         "layouts": [
-            _judged_dict(each, each is advice.best) | {"given": each is advice.given} for each in advice.judged
+            _judged_dict(each, each is advice.best)
+            | {"load_with": load_words(each.layout, dtype), "given": each is advice.given} for each in advice.judged
         ],
         "given_refused": advice.given_refused or None,
         "refused": [{"layout": name, "why": why} for name, why in advice.refused],

@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.errors import ConfigError, ModelError, OutOfMemory
-from mlxcel_nb.models import architecture, quantisation, sharding, stages, untested
+from mlxcel_nb.models import architecture, device, quantisation, sharding, stages, untested
 from mlxcel_nb.models.memory import MemoryRoom, room
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
@@ -165,8 +165,7 @@ def _of_code(config: dict[str, Any]) -> list[str]:
 
 def _target(dtype: str) -> mx.Dtype | None:
     """The dtype floating weights are converted to; None keeps the files' own."""
-    if dtype == "auto":
-        dtype = "float32" if mx.default_device() == mx.cpu else "native"
+    dtype = device.settled(dtype, device.kind())
     return None if dtype == "native" else getattr(mx, dtype)
 
 

@@ -137,6 +137,15 @@ def gather(
     )
 
 
+def weight_bytes(
+    config: dict[str, Any], folder: Path | None, entries: Mapping[str, TensorEntry] | None, dtype: str
+) -> int:
+    """Bytes of the whole model's weights in a dtype, and of nothing else; arguments as of `gather`."""
+    target = None if dtype == "native" else getattr(mx, dtype)
+    built = _Source(config, folder, entries or {}, target, 1).build()
+    return sum(built.weights.size(name) for name, _ in named_arrays(built.model))
+
+
 def part_caches(folder: Path, part: Part, *, dtype: str, chunk: int, allow_code: bool = False) -> list[Growth]:
     """How the caches of a part that is loaded grow; `dtype` is that of its activations.
 

@@ -8,6 +8,7 @@ import psutil
 
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.display.reports import load_view, status_view
+from mlxcel_nb.models import device
 from tests.tiny import make_tiny
 
 
@@ -29,6 +30,7 @@ def test_room_is_told_when_a_model_has_loaded(tmp_path: Path) -> None:
         assert f"Room for a request of {first} tokens" in load_view(report).text
         assert f"{first}" in status_view(cluster.status()).text
         assert all(0 < node.free_bytes <= psutil.virtual_memory().total for node in cluster.status().nodes)
+        assert {node.device for node in cluster.status().nodes} == {device.kind()}
         cluster.unload()
         spread = cluster.load(str(folder), tp=2)
         assert [part.kv_per_token for part in spread.parts] == [5 * 128, 5 * 128]

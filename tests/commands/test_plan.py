@@ -149,8 +149,10 @@ def held(*nodes: NodeReport, model: LoadReport | None = None) -> Session:
     return session
 
 
-def engine(number: int, *, host: str = "h", free: int = 4 * 10**9, state: str = "alive") -> NodeReport:
-    return NodeReport(node_id=f"engine-{number}", state=state, host=host, free_bytes=free)
+def engine(
+    number: int, *, host: str = "h", free: int = 4 * 10**9, state: str = "alive", device: str = ""
+) -> NodeReport:
+    return NodeReport(node_id=f"engine-{number}", state=state, host=host, free_bytes=free, device=device)
 
 
 @pytest.fixture
