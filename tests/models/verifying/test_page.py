@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from docs import draw_verified
+from docs import draw_tensor_plans, draw_verified
 from mlxcel_nb.models import catalogue
 from mlxcel_nb.models.verifying.catalogued import Finding
 from mlxcel_nb.models.verifying.comparing import Verdict
@@ -47,6 +48,12 @@ def test_what_is_no_figure_is_refused_and_the_page_of_models_says_why() -> None:
             assert f"`{name}`" in MODELS
     for name, found in ARCHITECTURES.items():
         assert "cannot" not in found or f"`{name}`" in MODELS
+
+
+def test_the_page_of_models_names_what_has_parts_on_every_rank() -> None:
+    rows = [line for line in draw_tensor_plans.PAGE.lines() if " is computed whole on every tensor rank" in line]
+    named = MODELS.partition("Some part is, whatever the number of ranks, in ")[2].partition(":")[0]
+    assert re.findall("`(.*?)`", named) == [line.split("`")[1] for line in rows]
 
 
 def test_all_figures_are_within_what_equal_means() -> None:
