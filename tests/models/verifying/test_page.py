@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from docs import draw_tensor_plans, draw_verified
 from mlxcel_nb.models import catalogue
+from mlxcel_nb.models.verifying import __main__
 from mlxcel_nb.models.verifying.catalogued import Finding
 from mlxcel_nb.models.verifying.comparing import Verdict
 
@@ -54,6 +56,13 @@ def test_the_page_of_models_names_what_has_parts_on_every_rank() -> None:
     rows = [line for line in draw_tensor_plans.PAGE.lines() if " is computed whole on every tensor rank" in line]
     named = MODELS.partition("Some part is, whatever the number of ranks, in ")[2].partition(":")[0]
     assert re.findall("`(.*?)`", named) == [line.split("`")[1] for line in rows]
+
+
+def test_the_page_says_that_nothing_was_compiled() -> None:
+    page = Path(draw_verified.__file__).with_name("verified.md").read_text(encoding="utf-8")
+    assert "mx.disable_compile()" in inspect.getsource(__main__._catalogue)
+    assert "mx.disable_compile()" not in inspect.getsource(__main__._model)
+    assert page.count("`mx.disable_compile()`") == 2
 
 
 def test_all_figures_are_within_what_equal_means() -> None:
