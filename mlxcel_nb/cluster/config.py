@@ -124,7 +124,7 @@ def mistakes_error(source: str, mistakes: Sequence[Mistake]) -> ConfigError:
         place = f" line {only.line}" if only.line else ""
         where = f"{source}{place}:{f' {only.where}:' if only.where else ''}"
         return ConfigError(f"{where} {only.what}", advice=f"{only.mend} More may show then." if more else only.mend)
-    error = ConfigError(f"{source} has {len(mistakes)} mistakes", advice=MORE if more else "All of them:")
+    error = ConfigError(f"{source} has {len(mistakes)} mistakes", advice=MORE if more else None)
     for mistake in mistakes:
         error.add_note(str(mistake))
     return error

@@ -6,6 +6,7 @@ slip is one line. Places in meshes are checked in `config_mesh`.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import posixpath
 from collections import defaultdict
@@ -15,12 +16,15 @@ from mlxcel_nb.cluster.address import Address, canonical_ip
 from mlxcel_nb.cluster.config_model import Mistake
 from mlxcel_nb.cluster.config_reading import Table
 
+ONE_FAMILY = "Write addresses of one family for all nodes, or names that lead to both."
+"""The mend where one node has an IPv4 address and another an IPv6 one."""
+
 Check = Callable[[Table, Sequence[Table]], Iterable[Mistake]]
 
 
 def check(cluster: Table, nodes: Sequence[Table]) -> list[Mistake]:
     """Everything that is wrong between keys that are each right by themselves, places in meshes apart."""
-    checks: tuple[Check, ...] = (_ids, _double_addresses, _addresses, _ports, _secrets, _spares, _experts)
+    checks: tuple[Check, ...] = (_ids, _double_addresses, _addresses, _families, _ports, _secrets, _spares, _experts)
     return [mistake for each in checks for mistake in each(cluster, nodes)]
 
 
@@ -82,6 +86,27 @@ def _addresses(_cluster: Table, nodes: Sequence[Table]) -> Iterable[Mistake]:
             yield node.mistake(what, "Write the address by which the other hosts reach it.", "address")
         elif problem := _undiallable(address.host):
             yield node.mistake(f"{address.host} {problem}", "Write the address of one host.", "address")
+
+
+def _families(_cluster: Table, nodes: Sequence[Table]) -> Iterable[Mistake]:
+    """Addresses of both families. A node is known by its own, and nobody comes from an IPv4 address to an IPv6 one.
+
+    Names may lead to both, which is seen on each host.
+    """
+    by_version: dict[int, list[Table]] = {4: [], 6: []}
+    for node in nodes:
+        address: Address | None = node["address"]
+        if address and "address" not in node.unknown and not address.is_loopback and not address.is_wildcard:
+            with contextlib.suppress(ValueError):
+                by_version[ipaddress.ip_address(canonical_ip(address.host)).version].append(node)
+    if not all(by_version.values()):
+        return
+    few, many = sorted(by_version, key=lambda version: len(by_version[version]))
+    odd, other = by_version[few], by_version[many][0]
+    hosts = ", ".join(node["address"].host for node in odd[:3]) + (", ..." if len(odd) > 3 else "")
+    what = f"{hosts} {'is' if len(odd) == 1 else 'are'} IPv{few}, and {other.name}'s address, "
+    what += f"{other['address'].host}, IPv{many}"
+    yield Mistake(where=names(odd, 3), what=what, mend=ONE_FAMILY, line=odd[0].lines.of(odd[0].place, "address"))
 
 
 def _undiallable(host: str) -> str:

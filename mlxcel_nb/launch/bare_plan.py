@@ -13,6 +13,7 @@ from typing import Any
 
 from mlxcel_nb.cluster.address import Address, canonical_ip, parse_address
 from mlxcel_nb.cluster.config import ClusterConfig, Mistake, NodeEntry, mistakes_error
+from mlxcel_nb.cluster.config_checks import ONE_FAMILY
 from mlxcel_nb.cluster.names import check_given_name, router_id
 from mlxcel_nb.cluster.roles import HYBRID, ROUTER, parse_role
 from mlxcel_nb.errors import ConfigError
@@ -287,7 +288,7 @@ def judge(plan: NodePlan, found: Mapping[str, Sequence[str]], own: frozenset[str
             here = any(_loopback(ip) or canonical_ip(ip) in own for ip in ips)
             if not here and _apart(plan, bind, ips):
                 what = f"{address.host} is {_family(ips[0])}, and this node's own address, {bind}, {_family(bind)}"
-                mistakes.append(Mistake(where=where, what=what, mend=_MEND_FAMILY))
+                mistakes.append(Mistake(where=where, what=what, mend=ONE_FAMILY))
             # One on this host comes from whichever address the system likes.
             sources[peer_id] = tuple(dict.fromkeys([*ips, *(sorted(own) if here else ())]))
     if mistakes:
@@ -297,7 +298,6 @@ def judge(plan: NodePlan, found: Mapping[str, Sequence[str]], own: frozenset[str
 
 _MEND_NAME = "Write its IP address, or let DNS or /etc/hosts know the name."
 _MEND_ZONE = "Write an interface of this host behind %, as in [fe80::1%eth0]:9000."
-_MEND_FAMILY = "Write addresses of one family for all nodes, or names that lead to both."
 _MEND_LOOPBACK = "Write its network address, or correct /etc/hosts; write 127.0.0.1 if all nodes are on this host."
 
 

@@ -27,6 +27,7 @@ def mesh(pp: int, tp: int, role: str, **keys: object) -> list[str]:
 
 
 A, B = node("a", "h1:9000"), node("b", "h2:9000")
+HYBRIDS = node("a", "10.93.0.1:9000") + "\n" + node("b", "10.93.0.2:9000")
 STAGES = [node(f"s{s}", f"h{s}:9000", role="pipeline", stage=s) for s in (0, 1)]
 
 
@@ -90,6 +91,8 @@ MISTAKES = [
     (cluster(node("a", "0.0.0.0:1")), "line 5: node a: 0.0.0.0 means every interface, and nobody can dial it. Write the address by which the other hosts reach it."),
     (cluster(node("a", "239.1.2.3:1")), "line 5: node a: 239.1.2.3 is a multicast address. Write the address of one host."),
     (cluster(node("a", "[fe80::1]:1")), "line 5: node a: fe80::1 is link-local and lacks its interface, as in [fe80::1%en0]:9000. Write the address of one host."),
+    (cluster(HYBRIDS, node("c", "[fd93::3]:1")), "line 13: node c: fd93::3 is IPv6, and node a's address, 10.93.0.1, IPv4. Write addresses of one family for all nodes, or names that lead to both."),
+    (cluster(HYBRIDS.replace("10.93.0.1:", "[fd93::1%eth0]:").replace("10.93.0.2:", "[fd93::2]:"), node("c", "10.93.0.3:1")), "line 13: node c: 10.93.0.3 is IPv4, and node a's address, fd93::1%eth0, IPv6. Write addresses of one family for all nodes, or names that lead to both."),
     (cluster(node("a", "10.0.0.256:1")), "line 5: node a: address '10.0.0.256' is not an IPv4 address. Write four numbers up to 255."),
     # Roles.
     (cluster(node("a", "h:1", role="prefil")), "line 6: node a: role 'prefil' is not a role. Perhaps prefill?"),

@@ -137,8 +137,8 @@ def test_names_lead_to_one_address_to_listen_on_and_to_where_peers_come_from() -
 
 
 def test_a_peer_on_this_host_may_come_from_any_of_its_addresses() -> None:
-    ips = {"10.0.0.1": ["10.0.0.1"], "fd00::1": ["fd00::1"]}
-    found = judge(plan(two("10.0.0.1:9000", "[fd00::1]:9001")), ips, OWN)
+    ips = {"10.0.0.1": ["10.0.0.1"], "h2": ["fd00::1"]}
+    found = judge(plan(two("10.0.0.1:9000", "h2:9001")), ips, OWN)
     assert set(found.sources["b"]) == OWN
 
 
