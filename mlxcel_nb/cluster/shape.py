@@ -193,4 +193,4 @@ def _pair(ends: str, text: str, members: Sequence[str] | None) -> frozenset[str]
 def _figure(count: int, units: dict[str, int], space: str) -> str:
     """`count` in the largest unit of which there is at least one, or else in the smallest."""
     name = next((name for name in reversed(units) if count >= units[name]), next(iter(units)))
-    return f"{count / units[name]:.12g}{space}{name}"
+    return f"{count / units[name]:.15g}{space}{name}"

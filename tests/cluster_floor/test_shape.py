@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlxcel_nb.cluster.shape import MAX_LATENCY_S, MAX_LOSS, LinkPlan, LinkShape, parse_link, parse_links
@@ -28,6 +28,7 @@ def test_latency_rate_and_loss_in_any_order(
     assert parse_link(text) == LinkShape(latency_s=latency_s, bytes_per_s=bytes_per_s, loss=loss)
 
 
+@example(0, 1_000_000_000_001, 0)
 @given(
     st.integers(0, int(MAX_LATENCY_S * 1e9)),
     st.none() | st.integers(8000, 10**13),
