@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from mlxcel_nb.net.links.complaints import FIRST_S, LONGEST_S, MAX_KEPT, Complaints
+from mlxcel_nb.net.links.complaints import FIRST_S, LONGEST_S, MAX_KEPT, Complaints, Seldom
 
 
 def lines(complaints: Complaints, every_s: float, seconds: float, start: float = 0.0) -> list[float]:
@@ -41,3 +41,8 @@ def test_a_flood_of_addresses_is_forgotten():
     for number in range(3 * MAX_KEPT):
         assert complaints.due(str(number), "slow", 0.0)
     assert len(complaints._kept) <= MAX_KEPT
+
+
+def test_what_is_told_seldom_is_told_at_once_and_then_after_its_pause():
+    seldom = Seldom(60.0)
+    assert [at for at in range(5, 200) if seldom.due(at)] == [5, 65, 125, 185]

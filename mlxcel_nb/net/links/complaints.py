@@ -38,3 +38,18 @@ class Complaints:
         """Somebody of this address was let in: what goes wrong there next is news."""
         for key in [key for key in self._kept if key[0] == ip]:
             del self._kept[key]
+
+
+class Seldom:
+    """One thing that is told at most once in `pause_s` seconds, however often it happens."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._next = float("-inf")
+
+    def due(self, now: float) -> bool:
+        """Whether to tell now that it happened; `now` as for `Complaints`."""
+        if now < self._next:
+            return False
+        self._next = now + self._pause_s
+        return True

@@ -32,13 +32,13 @@ from mlxcel_nb.errors import (
 )
 from mlxcel_nb.net.links.addresses import is_numeric, normal_ip
 from mlxcel_nb.net.links.admission import Admission, Decision
-from mlxcel_nb.net.links.complaints import Complaints
+from mlxcel_nb.net.links.complaints import Complaints, Seldom
 from mlxcel_nb.net.links.guest import Guest, any_alive
 from mlxcel_nb.net.links.known_names import KnownNames
 from mlxcel_nb.net.links.link import Link, peer_address
 from mlxcel_nb.net.links.opening import open_link
 from mlxcel_nb.net.links.pending import PendingPool
-from mlxcel_nb.net.links.sockets import bind_range, tune
+from mlxcel_nb.net.links.sockets import bind_range, tune, unaccepting
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger, trail
 from mlxcel_nb.wire.handshake import Identity, RejectCode, ServerHandshake, State, VerdictCode, encode_reject
@@ -51,6 +51,9 @@ ACCEPTS_PER_TURN = 16
 
 ACCEPT_PAUSE_S = 0.2
 """Before trying again when the process has no file descriptor left."""
+
+FULL_S = 60.0
+"""Between two lines about that."""
 
 MISMATCHES = frozenset(error.code for error in (AuthenticationFailed, VersionMismatch, SuiteMismatch, ClusterMismatch))
 """What `counts` calls peers that cannot be let in because the two sides were set up differently."""
@@ -99,6 +102,7 @@ class Listener:
         self._sock: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._complaints = Complaints()
+        self._full = Seldom(FULL_S)
         self.address: Address | None = None
         self.bound = ""
         """The IP address the socket is bound to, whatever name led there."""
@@ -165,7 +169,8 @@ class Listener:
             except ConnectionError:
                 continue  # gone before it was taken
             except OSError as error:
-                log.warning("cannot accept connections for a moment: %s", error.strerror)
+                if self._full.due(time.monotonic()):
+                    log.warning("%s", unaccepting(error))
                 self._loop.remove_reader(self._sock.fileno())
                 self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
                 return

@@ -126,6 +126,12 @@ def bind_range(host: str, ports: range) -> socket.socket:
     raise ConfigError(f"no free port in {ports.start}-{ports.stop - 1}: {last.cause}", advice="Widen --port-range.")
 
 
+def unaccepting(error: OSError) -> str:
+    """What to tell of a listener that cannot accept, and the mend where the limit is this process's own."""
+    mend = ". Start it with a larger limit, as after: ulimit -n 4096" if error.errno == errno.EMFILE else ""
+    return f"cannot accept connections for a moment: {error.strerror or error}{mend}"
+
+
 def _local(host: str, port: int) -> list[Candidate]:
     """Socket addresses of a local name: numeric ones and `localhost` need no resolver."""
     try:
