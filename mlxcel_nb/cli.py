@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from mlxcel_nb.commands import dispatch, parser, platforms, tree
@@ -28,6 +29,7 @@ MODEL_COMMANDS = frozenset({"generate:generate", "chat:chat", "demo:demo", "plan
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status. Whatever it started has stopped by then."""
+    _complete_streams()
     if problem := platforms.here():
         return _fail(problem)
     signal.signal(signal.SIGTERM, _terminate)
@@ -45,6 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{where}{error.strerror or error}")
     finally:
         current().stop_all()
+
+
+def _complete_streams() -> None:
+    """Whoever closed a standard stream (`>&-`) wants to hear nothing. A file takes the lowest free number, so it is
+    in the stream's own place, where a socket would otherwise be written to by whoever prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - as long-lived as the process
+            setattr(sys, name, stream)
 
 
 def _answered(argv: list[str]) -> int:

@@ -38,6 +38,15 @@ def test_version_and_help_succeed_on_standard_output() -> None:
     assert (ran.returncode, ran.stderr) == (0, "") and ran.stdout.startswith("usage: mlxcel-nb net ping")
 
 
+@pytest.mark.parametrize(("shut", "kept"), [(">&-", ""), ("2>&-", "is good."), ("<&- >&- 2>&-", "")])
+def test_a_standard_stream_that_is_closed_is_no_error(shut: str, kept: str, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text('[[nodes]]\nid = "a"\naddress = "127.0.0.1:9000"\n')
+    line = f'"{sys.executable}" -m mlxcel_nb config check "{file}" {shut}'
+    ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "") and kept in ran.stdout, ran
+
+
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
