@@ -196,7 +196,12 @@ def _read_table(table: Table, content: Mapping[str, Any], keys: Sequence[Key], m
 
 
 def _nearest(name: str, known: Mapping[str, Any] | set[str]) -> list[str]:
-    return difflib.get_close_matches(name.casefold().replace("-", "_"), known, n=1, cutoff=NEAR)
+    """The key that `name` is like, or whose first words it is like: `pipline` means `pipeline_parallel_size`."""
+    name = name.casefold().replace("-", "_")
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=NEAR):
+        return near
+    begun = {"_".join(key.split("_")[:count]): key for key in sorted(known) for count in (1, 2) if "_" in key}
+    return [begun[words] for words in difflib.get_close_matches(name, begun, n=1, cutoff=NEAR)]
 
 
 def _unknown(table: Table, name: str, known: Mapping[str, Any] | set[str], here: str) -> Mistake:
