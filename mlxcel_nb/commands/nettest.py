@@ -58,7 +58,7 @@ def test(args: argparse.Namespace, context: Context) -> int:
     """Handler of `net test`; a notebook runs a loop already, so it gets one of its own."""
     if args.pings > measuring.MAX_PINGS or args.seconds > measuring.MAX_SECONDS:
         what = f"at most {measuring.MAX_PINGS} pings and {measuring.MAX_SECONDS:g} seconds are spent on a pair"
-        raise UsageProblem(what, advice="See: net test -h")
+        raise UsageProblem(what, advice=args.see)
     whom = _from_file(args) if args.config is not None else _own(args, context)
     effort = nettest.Effort(pings=args.pings, seconds=args.seconds)
     loop = LoopThread("mlxcel-net-test")

@@ -19,6 +19,9 @@ from mlxcel_nb.errors import MlxcelError
 
 HELP_WIDTH = 100
 
+OTHER_NAME = {"--name": "--cluster", "--cluster": "--name"}
+"""A cluster is given its name by one of these and called by the other."""
+
 
 class Where(enum.Flag):
     """Where a command or an option can be used."""
@@ -142,7 +145,7 @@ class Tree:
 
 
 def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """`words` as a namespace with a `handler`.
+    """`words` as a namespace with a `handler`, and the way to its help as `see`.
 
     Raises:
         UsageProblem, HelpAsked
@@ -159,6 +162,7 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
             _refuse(group, [word for word in words if re.fullmatch(r"--\w[\w-]*(=.*)?", word)])
         raise
     _refuse(group, unknown)
+    namespace.see = see
     if namespace.handler is None and not getattr(namespace, "version", False):
         raise UsageProblem(f"{group.prog} needs a command: {', '.join(group.commands())}", advice=see)
     return namespace
@@ -170,6 +174,8 @@ def _refuse(group: Parser, words: Sequence[str]) -> None:
     if unknown is not None:
         known = [name for name in group.options() if name.startswith("--")]
         near = difflib.get_close_matches(unknown.partition("=")[0], known, n=1, cutoff=0.75)
+        other = OTHER_NAME.get(unknown.partition("=")[0])
+        near = [other] if other in known else near
         guess = f", perhaps {near[0]}" if near else ""
         raise UsageProblem(f"{group.prog} does not take {unknown!r}{guess}", advice=f"See: {group.prog} -h")
 

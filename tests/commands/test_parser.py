@@ -66,6 +66,8 @@ def test_reports_are_told_to_programs_from_cells_too(where: Where, line: str) ->
         (Where.MAGIC, "cluster strat", "no such command 'strat', perhaps start. See: %mlxcel cluster -h"),
         (Where.MAGIC, "cluster start -n 0", "'0' is not a whole number from 1"),
         (Where.MAGIC, "cluster start -n two", "'two' is not a whole number from 1"),
+        (Where.MAGIC, "cluster start --cluster two", "%mlxcel cluster start does not take '--cluster', perhaps --name"),
+        (Where.MAGIC, "load m --name two", "%mlxcel load does not take '--name', perhaps --cluster"),
         (Where.MAGIC, "generate --max-token 3", "'--max-token', perhaps --max-tokens"),
         (Where.MAGIC, "generate --json", "%mlxcel generate does not take '--json'"),
         (Where.MAGIC, "generate --model m", "does not take '--model'"),

@@ -10,7 +10,7 @@ def add(tree: Tree) -> None:
     group = tree.group("cluster", "start, stop and list clusters" if tree.here is Where.MAGIC else "look for clusters")
     start = group.leaf("start", "start engines on this machine and join them", "cluster:start", where=Where.MAGIC)
     start.add("-n", "--engines", type=shared.count, default=2, metavar="N", help="how many engines (default 2)")
-    start.add("--name", metavar="NAME", help="name of the cluster; a second one needs it")
+    start.add("--name", metavar="NAME", help="name of the cluster; a second one needs it (--cluster elsewhere)")
     start.add("--threads", type=shared.count, metavar="N", help="CPU threads an engine (default: cores / engines)")
     start.add("--deadline", type=shared.seconds, default=60.0, metavar="S", help="seconds to be ready in (default 60)")
     shared.link(start, "what links are like: 5ms,1Gbit for all, 0-3:40ms for that of two engines; repeatable")
