@@ -270,11 +270,17 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
             resident_bytes=loaded[member.node_id]["resident_bytes"],
             kv_per_token=room.per_token if room else 0,
             kv_tokens=room.tokens(plan.context) if room else None,
+            memory_tokens=room.tokens() if room else None,
+            requests=room.sequences(asked) if room else None,
         )
         for index, (member, room) in enumerate(zip(order.members, rooms, strict=True))
     )
     warnings = [each for facts in loaded.values() for each in facts["warnings"]] + path_warnings(order)
     warnings += warning(order.collectives, layout.tp)
+    if order.vocab_parallel and layout.tp == 1:
+        warnings.append(
+            f"{layout.name} has no tensor ranks to share a vocabulary; --vocab-parallel is for --tp 2 and up"
+        )
     return LoadReport(
         model=plan.model,
         path=str(plan.path),
@@ -285,6 +291,8 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
         collectives=order.collectives if layout.tp > 1 else OWN,
         warnings=tuple(dict.fromkeys(warnings)),
         kv_tokens=min(room.tokens(plan.context) for room in known) if len(known) == len(rooms) else None,
+        memory_tokens=min(room.tokens() for room in known) if len(known) == len(rooms) else None,
+        vocab_parallel=any(facts.get("vocab_parallel") is True for facts in loaded.values()),
         request_tokens=asked,
         requests=_at_once(layout, [room.sequences(asked) for room in known]) if len(known) == len(rooms) else None,
     )

@@ -114,7 +114,7 @@ class PartReport:
 
     Args:
         kv_per_token: bytes that a token of a request takes.
-        kv_tokens: as of a `LoadReport`, for this node alone.
+        kv_tokens, memory_tokens, requests: as of a `LoadReport`, for this node alone.
     """
 
     node_id: str
@@ -125,6 +125,8 @@ class PartReport:
     resident_bytes: int
     kv_per_token: int = 0
     kv_tokens: int | None = None
+    memory_tokens: int | None = None
+    requests: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +134,11 @@ class LoadReport:
     """A loaded model: who holds what.
 
     Args:
-        kv_tokens: the longest request that the memory left has room for, on every node; None where one cannot say.
+        kv_tokens: the longest request there can be: what the memory left has room for on every node, and not more than
+            the model was made for; None where a node cannot say.
+        memory_tokens: the same whatever the model was made for; `plan.capacity.LONGEST` for no end.
         request_tokens, requests: so many requests of so many tokens would have room at once.
+        vocab_parallel: tensor ranks share the embedding and the head.
     """
 
     model: str
@@ -145,6 +150,8 @@ class LoadReport:
     warnings: tuple[str, ...] = ()
     collectives: str = "own"
     kv_tokens: int | None = None
+    memory_tokens: int | None = None
+    vocab_parallel: bool = False
     request_tokens: int = 0
     requests: int | None = None
 

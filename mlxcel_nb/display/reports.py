@@ -8,6 +8,7 @@ from mlxcel_nb.client.report import ClusterStatus, Completion, LinkReport, LoadR
 from mlxcel_nb.cluster.collectives import OWN, marked
 from mlxcel_nb.cluster.paths import SAME_HOST
 from mlxcel_nb.display.view import RUN_MIME, Column, State, View, note, stack, table
+from mlxcel_nb.plan.capacity import LONGEST
 from mlxcel_nb.util.units import bytes_text, ms_text
 
 
@@ -21,8 +22,7 @@ def status_view(status: ClusterStatus) -> View:
         Column("role"),
         Column("layers"),
         Column("weights", number=True),
-        Column("KV a token", number=True),
-        Column("room for tokens", number=True),
+        *(Column(name, number=True) for name in ROOM),
         Column("BLAS"),
         Column("threads", number=True),
         Column("pid", number=True),
@@ -48,7 +48,7 @@ def status_view(status: ClusterStatus) -> View:
     title = f"Cluster {status.name}"
     if model:
         title += f": {model.model}, {model.layout}, {model.dtype}{_sums(model)}"
-    notes = [] if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
+    notes = _room(model) if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
     notes += [f"The model no longer works: {why}" for why in _losses(status)]
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
     if status.differing:
@@ -82,6 +82,7 @@ def node_view(status: ClusterStatus, node_id: str) -> View:
         ["role", _role(node)],
         ["layers", layers_text(node.layers)],
         ["weights", f"{bytes_text(part.resident_bytes)}, planned {bytes_text(part.planned_bytes)}" if part else None],
+        ["keys and values", _kv_words(part, status.model)],
         ["partial sums", marked(node.collectives) if node.collectives else None],
         ["activity", node.activity or None],
         ["error", node.error or None],
@@ -129,7 +130,7 @@ def _at_best(node: NodeReport) -> str | None:
 def load_view(report: LoadReport) -> View:
     """Who holds which layers of a freshly loaded model."""
     columns = [Column("node"), Column("stage", number=True), Column("rank", number=True), Column("layers")]
-    columns += [Column(name, number=True) for name in ("weights", "KV a token", "room for tokens")]
+    columns += [Column(name, number=True) for name in ("weights", *ROOM)]
     rows = [
         [part.node_id, part.stage, part.rank, layers_text(part.layers), bytes_text(part.resident_bytes), *_kv(part)]
         for part in report.parts
@@ -138,25 +139,46 @@ def load_view(report: LoadReport) -> View:
     return table(title, columns, rows, [*_room(report), *(f"Note: {warning}" for warning in report.warnings)])
 
 
+ROOM = ("KV a token", "room for tokens", "at once")
+"""Columns of `_kv`."""
+
+
 def _kv(part: PartReport | None) -> list[object]:
     if part is None or part.kv_tokens is None:
-        return [None, None]
-    return [bytes_text(part.kv_per_token), str(part.kv_tokens)]
+        return [None, None, None]
+    return [bytes_text(part.kv_per_token), str(part.kv_tokens), _many(part.requests)]
+
+
+def _kv_words(part: PartReport | None, model: LoadReport | None) -> str | None:
+    """What `_kv` says, of one node."""
+    if part is None or model is None or part.kv_tokens is None:
+        return None
+    a_token, tokens, requests = _kv(part)
+    return f"{a_token} a token; room for {tokens} tokens, or for {requests} at once of {model.request_tokens}"
+
+
+def _many(count: int | None) -> str | None:
+    return "any" if count is not None and count >= LONGEST else None if count is None else str(count)
 
 
 def _room(report: LoadReport) -> list[str]:
-    """For how long a request, and for how many, there is memory: on every node."""
+    """For how long a request, and for how many, there is room on every node, and what ends it where memory does not."""
     if report.kv_tokens is None or report.requests is None:
         return []
-    several = f"{report.requests} at once of {report.request_tokens}"
+    tokens = f"{report.kv_tokens} tokens"
+    if report.memory_tokens is not None and report.memory_tokens > report.kv_tokens:
+        more = " and more" if report.memory_tokens >= LONGEST else ""
+        tokens += f" (the model's context; memory has room for {report.memory_tokens}{more})"
+    several = f"{_many(report.requests)} at once of {report.request_tokens}"
     if report.layout.startswith("ep"):
-        return [f"Room for a request of {report.kv_tokens} tokens on every node, or for {several} on all together."]
-    return [f"Room for a request of {report.kv_tokens} tokens, or {several}, by the node with least."]
+        return [f"Room for a request of {tokens} on every node, or for {several} on all together."]
+    return [f"Room for a request of {tokens}, or {several}, by the node with least."]
 
 
 def _sums(report: LoadReport) -> str:
-    """Who adds partial sums up, where that is not we."""
-    return "" if report.collectives == OWN else f", {marked(report.collectives)}"
+    """Who adds partial sums up, where that is not we; and whether ranks share the vocabulary."""
+    sums = "" if report.collectives == OWN else f", {marked(report.collectives)}"
+    return f"{sums}, vocabulary shared" if report.vocab_parallel else sums
 
 
 def footer(completion: Completion) -> View:

@@ -288,6 +288,7 @@ class Worker:
                 "type": "loaded", "id": order.id, "node": self.node_id, "layers": list(part.layers),
                 "planned_bytes": part.planned_bytes, "resident_bytes": part.resident_bytes,
                 "dtype": part.dtype, "warnings": list(part.warnings), "room": loading.room_left(order, part),
+                "vocab_parallel": part.part.vocab_parallel and part.part.tp_size > 1,
             })  # fmt: skip
         except Exception as error:  # noqa: BLE001  # whatever it was, it is the answer
             log.info("load failed on %s: %s", self.node_id, trail(error))

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from mlxcel_nb.client.cluster import Cluster
-from mlxcel_nb.display.reports import load_view, status_view
+from mlxcel_nb.display.reports import load_view, node_view, status_view
 from mlxcel_nb.models import device
 from tests.tiny import make_tiny
 
@@ -31,6 +31,20 @@ def test_room_is_told_when_a_model_has_loaded(tmp_path: Path) -> None:
         assert f"{first}" in status_view(cluster.status()).text
         assert all(0 < node.free_bytes <= psutil.virtual_memory().total for node in cluster.status().nodes)
         assert {node.device for node in cluster.status().nodes} == {device.kind()}
+        for text in (load_view(report).text, status_view(cluster.status()).text):
+            assert f"{report.requests} at once of 4096, by the node with least" in text
+            assert "at once" in text.splitlines()[1], "each node has its own"
+        assert report.parts[0].requests == report.requests <= (report.parts[1].requests or 0)
+        assert f"{report.requests} at once of 4096" in node_view(cluster.status(), "engine-0").text
         cluster.unload()
         spread = cluster.load(str(folder), tp=2)
         assert [part.kv_per_token for part in spread.parts] == [5 * 128, 5 * 128]
+        cluster.unload()
+        # Where the model itself is the end, the words say so, and what memory would have room for.
+        short = cluster.load(str(make_tiny(tmp_path / "short", max_position_embeddings=64)))
+        assert short.kv_tokens == short.request_tokens == 64
+        assert short.memory_tokens
+        assert short.memory_tokens > 64
+        words = f"Room for a request of 64 tokens (the model's context; memory has room for {short.memory_tokens}"
+        assert words in load_view(short).text
+        assert words in status_view(cluster.status()).text

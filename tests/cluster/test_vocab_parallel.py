@@ -9,6 +9,7 @@ import pytest
 
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.verifying import verify
+from mlxcel_nb.display.reports import load_view, status_view
 from mlxcel_nb.models.params import SamplingParams
 from tests.cluster.harness import nothing_left
 from tests.tiny import make_tiny
@@ -47,7 +48,16 @@ def test_it_takes_less_memory_and_is_verified_as_any_layout(tmp_path: Path) -> N
     with nothing_left(Cluster(2)) as cluster:
         whole = cluster.load(folder, tp=2).parts
         cluster.unload()
-        shared = cluster.load(folder, tp=2, vocab_parallel=True).parts
+        report = cluster.load(folder, tp=2, vocab_parallel=True)
+        shared = report.parts
+        assert report.vocab_parallel
+        assert "tp2, float32, vocabulary shared" in load_view(report).text
+        assert "vocabulary shared" in status_view(cluster.status()).text
+        cluster.unload()
+        alone = cluster.load(folder, pp=2, vocab_parallel=True)
+        assert not alone.vocab_parallel
+        assert "pp2 has no tensor ranks to share a vocabulary" in load_view(alone).text
+        assert "vocabulary shared" not in load_view(alone).text
         cluster.unload()
         assert shared[0].resident_bytes < whole[0].resident_bytes
         verdicts = [verdict for verdict, _ in verify(cluster, folder, ("tp2",), PROMPT, 8, vocab_parallel=True)]
