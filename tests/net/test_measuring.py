@@ -51,6 +51,82 @@ def test_a_slow_link_is_measured_and_not_given_up() -> None:
     assert 375e3 / 10 < found.bytes_per_s < 375e3 * 3
 
 
+def test_a_link_slower_than_any_is_measured_within_seconds() -> None:
+    ends: list[Link] = []
+
+    def source(link: Link) -> Any:
+        found, took = measuring.measure(link, pings=1), time.monotonic()
+        ends[0].hang_up()  # what lies in the link's buffers would take it a minute
+        return found, took - began
+
+    def other(link: Link) -> None:
+        ends.append(link)
+        measuring.answer(link)
+
+    began = time.monotonic()
+    (found, took), _ = both(source, other, "20ms,8kbit")
+    assert 1000 / 10 < found.bytes_per_s < 1000 * 3
+    assert took < 25, "a quarter of a minute on an idle machine is far too much as well, but this one may be busy"
+
+
+@pytest.mark.parametrize("link", ["20ms", "40ms"])
+def test_a_distant_link_carries_more_than_small_pieces_that_wait_for_credit(link: str) -> None:
+    found, _ = both(lambda link: measuring.measure(link, pings=3), measuring.answer, link)
+    in_flight = found.bytes_per_s * found.rtt_s
+    assert in_flight > 1.5e6, "64 pieces of 16 KiB are 1 MB, whatever the link could carry"
+
+
+def far(rate: float, trip_s: float, seconds: float) -> tuple[int, float, float]:
+    """A source on a link of `rate` bytes a second: its last size, what arrived a second in the end, and the backlog.
+
+    The other end grants half a window whenever it has taken as much, as ours does.
+    """
+    pace, now, size, free_at = measuring.Pace(trip_s, 0.0), 0.0, measuring.SMALL, 0.0
+    granted_at, taken = [0.0] * measuring.CREDITS, []
+    arrivals: list[tuple[float, int]] = []
+    while now < seconds:
+        now = max(now + 20e-6, granted_at[len(arrivals)])  # no processor sends more than so many pieces a second
+        free_at = max(now, free_at) + size / rate
+        taken.append(free_at + trip_s / 2)
+        arrivals.append((taken[-1], size))
+        if len(taken) % (measuring.CREDITS // 2) == 0:
+            granted_at += [taken[-1] + trip_s / 2] * (measuring.CREDITS // 2)
+        size = pace.sent(size, now)
+    late = sum(size for at, size in arrivals if seconds * 0.7 < at <= seconds) / (0.3 * seconds)
+    return size, late, max(0.0, free_at - now)
+
+
+HALF = measuring.CREDITS // 2 * measuring.LARGE
+"""Credit comes for half of what may be on its way, so that no link is sure to carry more in a round trip."""
+
+
+@pytest.mark.parametrize(
+    ("rate", "trip_s"),
+    [
+        (rate, trip_s)
+        for rate in (1e3, 10e3, 125e3, 1.25e6, 12.5e6, 125e6)
+        for trip_s in (100e-6, 1e-3, 10e-3, 80e-3, 200e-3)
+        if rate * trip_s < HALF
+    ],
+)
+def test_pieces_grow_until_a_link_is_full_and_no_further(rate: float, trip_s: float) -> None:
+    warm = min(measuring.MAX_WARM_S, max(measuring.WARM_S, measuring.WARM_TRIPS * trip_s))
+    size, late, backlog = far(rate, trip_s, max(warm / 0.7, 20 * measuring.SMALL / rate))
+    assert 0.85 * rate < late < 1.15 * rate
+    assert size <= max(measuring.SMALL, 2 * rate * max(measuring.PIECE_S, trip_s / 8)), "as large as it need be"
+    assert size * measuring.CREDITS >= 2 * rate * trip_s, "two round trips' worth may be on their way"
+    assert backlog < max(measuring.CREDITS * measuring.SMALL / rate, 2.0 + 16 * trip_s)
+
+
+def test_what_was_held_up_and_comes_in_a_burst_is_no_fast_link() -> None:
+    pace, now = measuring.Pace(1e-3, 0.0), 0.0
+    for _ in range(2 * measuring.CREDITS):
+        assert pace.sent(measuring.SMALL, now) <= measuring.MAX_GROWTH * measuring.SMALL
+        now += 1e-6
+    sizes = {pace.sent(measuring.SMALL, now := now + 1e-6) for _ in range(10**5)}
+    assert sizes == {measuring.SMALL, measuring.MAX_GROWTH * measuring.SMALL}
+
+
 def test_loopback_is_fast_and_both_ends_are_done_at_once() -> None:
     began = time.monotonic()
     found, answered = both(lambda link: measuring.measure(link, pings=5, seconds=0.1), measuring.answer)

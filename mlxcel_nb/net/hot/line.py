@@ -129,6 +129,11 @@ class Line:
         return Outgoing(Kind.TENSOR, TENSOR_CHANNEL, tensors.payloads(parts, self._tensor_id))
 
     @property
+    def credit(self) -> int:
+        """Frames of tensors that the peer lets us send, as far as we have heard."""
+        return self._credit.left
+
+    @property
     def wants_write(self) -> bool:
         return self._tail is not None or bool(self._replies)
 

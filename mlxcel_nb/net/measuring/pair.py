@@ -8,6 +8,7 @@ receiver knows what has arrived. Both are members; what the source asks for is b
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import math
 import os
@@ -23,7 +24,9 @@ from typing import Any, TypeVar
 from mlxcel_nb.errors import MlxcelError, StepTimeout, WireError
 from mlxcel_nb.net.hot.hot_link import HotLink
 from mlxcel_nb.net.hot.tag import Tag
+from mlxcel_nb.net.hot.waiting import Patience, wait
 from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.wire.credits import INITIAL
 
 T = TypeVar("T")
 
@@ -34,18 +37,27 @@ PINGS, MAX_PINGS = 20, 1000
 SECONDS, MAX_SECONDS = 0.5, 10.0
 """How many round trips, and for how long bulk is counted."""
 
-WARM_S, MAX_WARM_S, WARM_TRIPS = 0.05, 2.0, 10
-"""Bulk runs before it is counted, for so many round trips: TCP begins slowly."""
+WARM_S, MAX_WARM_S, WARM_TRIPS = 0.15, 2.5, 12
+"""Bulk runs before it is counted, for so many round trips: TCP begins slowly, and so do we."""
 
-SMALL, LARGE = 16 * 1024, 512 * 1024
-"""Bytes of a piece: a slow link is measured by small ones, and a fast one is not held up by them."""
-FILL_BYTES = 8 << 20
-"""Until so much has been sent, pieces may only have gone into the sockets' buffers."""
-FAST = 50e6
-"""Bytes a second from which large pieces pay."""
+SMALL, LARGE = 1024, 512 * 1024
+"""Bytes of a piece: a slow link is measured by small ones, and a fast one is not held up by them. The largest fills a
+frame."""
+
+PIECE_S = 10e-3
+"""Pieces grow until each takes so long, if they can."""
+
+CREDITS, TRIPS_SENT = INITIAL, 8
+"""So many pieces may be on their way, and hold at least what so many round trips carry: no link waits for credit."""
+
+MAX_GROWTH = 8
+"""What pieces grow by at once at most: what was held up somewhere, and comes in a burst, looks like a fast link."""
 
 STALL_S = 10.0
 """A move that makes no progress for this long ends the measurement."""
+
+LEAVE_S = 5.0
+"""For the source to leave, once it has been told what arrived."""
 
 PATIENCE_S = 10.0
 """For a first countable piece on a slow link, above the time that was asked for."""
@@ -130,7 +142,7 @@ def measure(link: Link, *, pings: int = PINGS, seconds: float = SECONDS) -> Meas
         median = statistics.median(trips)
         warm = min(MAX_WARM_S, max(WARM_S, WARM_TRIPS * median))
         hot.send_control({"type": "count", "warm_s": warm, "seconds": seconds}, deadline=_soon())
-        rate = _flood(hot, end)
+        rate = _flood(hot, median, warm + seconds + STALL_S, end)
     finally:
         # What still lies in the buffers is of no use to anybody, and would be in the way of the next measurement.
         with contextlib.suppress(OSError):
@@ -153,17 +165,49 @@ def _trips(hot: HotLink, pings: int, end: float) -> list[float]:
     return trips[extra:]
 
 
-def _flood(hot: HotLink, end: float) -> float:
-    """Send until the other end has counted enough; bytes a second."""
-    block = os.urandom(LARGE)
-    began, sent, size, number = time.monotonic(), 0, SMALL, 0
+class Pace:
+    """How large the next piece is, by what has arrived at the other end. Pure.
+
+    A piece that is sent after the first `CREDITS` says that an older one was taken there: nothing that only lies in the
+    buffers on the way is counted.
+
+    Args:
+        trip_s: a round trip of the link.
+        now: when the first piece is sent.
+    """
+
+    def __init__(self, trip_s: float, now: float) -> None:
+        self._piece_s = max(PIECE_S, TRIPS_SENT * trip_s / CREDITS)
+        self._window_s = max(PIECE_S, trip_s)
+        self._under_way: collections.deque[int] = collections.deque()
+        self._since, self._arrived = now, 0
+
+    def sent(self, size: int, now: float) -> int:
+        """A piece of `size` bytes went at `now`; the size of the next."""
+        self._under_way.append(size)
+        if len(self._under_way) <= CREDITS:
+            return size
+        self._arrived += self._under_way.popleft()
+        if now - self._since < self._window_s:
+            return size
+        rate = self._arrived / (now - self._since)
+        self._since, self._arrived = now, 0
+        wanted = 1 << math.ceil(math.log2(max(1.0, rate * self._piece_s)))
+        return max(size, min(wanted, MAX_GROWTH * size, LARGE))
+
+
+def _flood(hot: HotLink, trip_s: float, patience_s: float, end: float) -> float:
+    """Send until the other end has counted enough; bytes a second. It may say nothing for `patience_s` before."""
+    block, size, number = memoryview(os.urandom(LARGE)), SMALL, 0
+    pace = Pace(trip_s, time.monotonic())
     while (told := _told(hot)) is None:
         _check(hot, end)
-        hot.send_tensor(Tag(1, number, 0), "uint8", (size,), memoryview(block)[:size], deadline=_soon())
+        if not hot.credit:  # a slow link would have us wait for more of it long after the count has come
+            wait([hot], None, Patience(time.monotonic() + patience_s), f"{hot.node} to count what it is sent")
+            continue
+        hot.send_tensor(Tag(1, number, 0), "uint8", (size,), block[:size], deadline=_soon())
         number += 1
-        sent += size
-        if size < LARGE and sent > FILL_BYTES and sent > FAST * (time.monotonic() - began):
-            size = LARGE
+        size = pace.sent(size, time.monotonic())
     count, seconds = told.get("bytes"), told.get("seconds")
     if told.get("type") != "counted" or not isinstance(count, int) or not isinstance(seconds, float) or seconds <= 0:
         raise WireError("a count that cannot be read", node=hot.node)
@@ -202,7 +246,10 @@ def answer(link: Link) -> None:
 
 
 def _count(hot: HotLink, warm: float, seconds: float, end: float) -> None:
-    """Count what arrives, tell it, and read on until the source leaves: it may be in the middle of a piece."""
+    """Count what arrives, tell it, and read on until the source leaves: it may be in the middle of a piece.
+
+    What a slow link still holds is not waited for.
+    """
     number, count = 0, 0
     began = since = time.monotonic()
     while True:
@@ -217,6 +264,7 @@ def _count(hot: HotLink, warm: float, seconds: float, end: float) -> None:
         if now - since >= seconds:
             break
     hot.send_control({"type": "counted", "bytes": count, "seconds": now - since}, deadline=_soon())
+    end = min(end, time.monotonic() + LEAVE_S)
     with contextlib.suppress(MlxcelError):
         while time.monotonic() < end:
             hot.recv_tensor(Tag(1, number, 0), deadline=_soon())
