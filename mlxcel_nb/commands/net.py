@@ -17,6 +17,7 @@ from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.renewal import renewed
 from mlxcel_nb.display.view import View, note
 from mlxcel_nb.errors import MlxcelError, PeerLost, Refused, SecretError, StepTimeout
+from mlxcel_nb.net.control.control_link import LOOK
 from mlxcel_nb.net.links.listener import Listener
 from mlxcel_nb.net.measuring import ping as logic
 from mlxcel_nb.util.hangups import HangUp
@@ -99,7 +100,7 @@ def ping(args: argparse.Namespace, context: Context) -> None:
     except PeerLost as silent:
         if args.address.rpartition(":")[0] in silent.cause:
             raise
-        advice = silent.advice or "Look at what runs there; a stopped or overloaded process is silent as well."
+        advice = silent.advice or LOOK
         raise PeerLost(f"{silent.cause}, at {args.address}", node=silent.node, advice=advice) from None
     finally:
         loop.close()

@@ -62,7 +62,7 @@ def mesh_view(mesh: Mesh) -> View:
     notes += [printable(f"{SLOW} {line}") for line in summary(mesh, slow)]
     failures: dict[str, list[str]] = {}
     for pair in mesh.failed:
-        failures.setdefault(pair.error, []).append(f"{pair.source} to {pair.target}")
+        failures.setdefault(pair.failure, []).append(f"{pair.source} to {pair.target}")
     notes += [printable(f"{FAILED} {_few(pairs)}: {why}") for why, pairs in failures.items()]
     if not slow and not failures and rate is not None:
         notes.append("No path is slow.")
@@ -110,8 +110,8 @@ def _cell(
         return _Cell("")
     shown = figure(pair)
     if shown is None:
-        why = printable(pair.error)
-        short = why.rpartition(": ")[2]  # what it comes down to: connection refused
+        why = printable(pair.failure)
+        short = printable(pair.error).rpartition(": ")[2]  # what it comes down to: connection refused
         if len(short) > SHORT:
             short = f"{short[: SHORT - 1].rstrip()}…"
         return _Cell(short, mark=FAILED, why=why)

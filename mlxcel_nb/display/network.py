@@ -84,7 +84,7 @@ def _notes(found: Findings, seconds: float, private: bool) -> list[str]:
         (found.foreign, "made with another secret, or no beacons"),
         (found.elsewhere, "of other clusters with the same secret"),
         (found.replayed, "heard before, or sent again by somebody"),
-        (found.malformed, "of members, but not readable: another version?"),
+        (found.malformed, "of members, but not readable (of another version, perhaps)"),
         (found.crowded, "not looked at, as too many came"),
     ]
     told = [f"{count} {what}" for count, what in counts if count]

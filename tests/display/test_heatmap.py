@@ -44,6 +44,16 @@ def test_a_pair_that_failed_shows_why_in_its_cell_and_in_full_below() -> None:
     assert "No path is slow" not in view.text
 
 
+def test_a_pair_that_failed_says_what_to_do_and_how_its_link_is_shaped() -> None:
+    found = mesh(3, ab="no progress for 10 s", bc="host b:9 is offline: no answer")
+    advised = {"ab": {"shape": "8 kbit/s"}, "bc": {"advice": "The host may be off."}}
+    pairs = tuple(replace(pair, **advised.get(pair.source + pair.target, {})) for pair in found.pairs)
+    view = mesh_view(replace(found, pairs=pairs))
+    assert "✕ a to b: no progress for 10 s. The link is shaped 8 kbit/s." in view.text
+    assert "✕ b to c: host b:9 is offline: no answer. The host may be off." in view.text
+    assert "  ✕ no answer" in view.text, "a cell has room for what it comes down to"
+
+
 def test_nothing_slow_is_said_too() -> None:
     assert "No path is slow." in mesh_view(mesh(3)).text
 

@@ -69,3 +69,8 @@ def test_with_a_secret_that_no_other_host_can_know_the_advice_is_to_give_one() -
     view = discovered_view(replace(FOUND, nodes=()), cluster="lab", seconds=5.0, private=True)
     assert "no other host can know" in view.text and "give --secret-file and --cluster" in view.text
     assert "firewalls" not in view.text
+
+
+def test_a_count_of_what_cannot_be_read_is_a_whole_sentence() -> None:
+    line = text(malformed=2).splitlines()[-1]
+    assert line == "Other datagrams: 2 of members, but not readable (of another version, perhaps)."

@@ -107,7 +107,10 @@ def test_net_test_names_the_slow_host_and_the_one_that_is_not_there(start: Start
         tested = said(alpha, "net", "test", "--config", file, "--seconds", "0.1", "--pings", "3")
         assert tested.returncode == 1
         assert "✕ connection refused" in tested.stdout
-        assert f"b cannot be asked: host {members['b']}:9000 is offline" in tested.stdout
+        offline = (
+            f"b cannot be asked: host {members['b']}:9000 is offline: connection refused. Check that the node runs"
+        )
+        assert offline in tested.stdout, "with the mend that `net ping` has for it"
         stranger = secret_file(tmp_path, "other", "another secret of another cluster")
         refused = said(alpha, "net", "test", "--config", file, "--secret-file", str(stranger))
         assert refused.returncode == 1 and "does not accept this side's secret" in refused.stdout

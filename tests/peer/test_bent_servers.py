@@ -148,3 +148,22 @@ def test_bent_frames_of_a_server(row: Bend, dialler: Dialler) -> None:
         assert status == (0 if row.due == "served" else 1), said
         assert status == 0 or re.search("^error: ", said, re.MULTILINE)
         assert "Traceback" not in said and shown_safely(said), said
+
+
+SAME = "Install the same mlxcel-nb on both"
+
+
+@pytest.mark.parametrize("name", ["unknown schemas", "a bit flipped in the length", "unknown kinds"])
+def test_whoever_meets_bent_frames_is_told_where_and_what_to_do(name: str, dialler: Dialler) -> None:
+    row = next(row for row in (*FIRST_ROWS, *FRAME_ROWS) if row.name == name)
+    where: list[str] = []
+
+    def serve(peer: Peer) -> None:
+        where.append("{}:{}".format(*peer.sock.getsockname()))
+        peer.be_server(greet=row not in FIRST_ROWS)
+        row.acts[0](peer)
+        end_of_frames(peer)
+
+    status, said = dialler.meet(serve)
+    assert status == 1 and where[0] in said and SAME in said
+    assert "silent" not in said, "it was not"

@@ -20,7 +20,7 @@ from mlxcel_nb.errors import MlxcelError, PeerLost, WireError
 from mlxcel_nb.net.control.liveness import Health, Liveness
 from mlxcel_nb.net.control.pings import Pings
 from mlxcel_nb.net.control.sending import Sending
-from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.net.links.link import BENT, Link
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger, trail
 from mlxcel_nb.wire import messages
@@ -33,6 +33,10 @@ READ_BYTES = 64 * 1024
 
 QUEUE_BYTES = 12 << 20
 """Frames that wait for the socket: room for eight pongs of the largest size and a long prompt behind them."""
+
+LOOK = "Look at what runs there, and at its log."
+SILENT = "Look at what runs there: a stopped or overloaded process is silent as well."
+"""What to do about a peer that is gone, and about one that says nothing."""
 
 BACKLOG_BYTES = 4 << 20
 """Stream messages that wait for the peer's credit."""
@@ -68,6 +72,8 @@ class ControlLink:
         self.peer = link.peer
         self.state = "alive"
         self.reason = ""
+        self.mend: str | None = None
+        """What to do about `reason`, where more is known than that the peer is gone."""
         self.cut = False
         """Whether the connection was reset or ended without a goodbye: the peer itself may still be there."""
         self.received_bytes = 0
@@ -145,7 +151,7 @@ class ControlLink:
             WireError: the pong is not what was sent, or too many are missing already.
         """
         if not self.open:
-            raise PeerLost(self.reason or "the link is closed", node=self.peer.node_id)
+            raise self._gone()
         if self._pings.full:
             raise WireError(f"{MAX_UNANSWERED_PINGS} pings are unanswered already", node=self.peer.node_id)
         answer: asyncio.Future[float] = self._loop.create_future()
@@ -154,7 +160,7 @@ class ControlLink:
             async with asyncio.timeout(within_s):  # wait_for would lose a cancel that comes together with the pong
                 return await answer
         except TimeoutError:
-            raise PeerLost(f"no pong within {within_s:g} s", node=self.peer.node_id) from None
+            raise PeerLost(f"no pong within {within_s:g} s", node=self.peer.node_id, advice=SILENT) from None
 
     def nudge(self) -> None:
         """Ask for a sign of life: the peer answers a ping at once, whatever else it is busy with."""
@@ -271,6 +277,7 @@ class ControlLink:
                 took = True
                 self._take(frame)
         except WireError as error:
+            self.mend = error.advice or BENT
             self.give_up(error.cause)
         if self.open:
             self._life.heard(self._loop.time(), within_frame=bool(reader.bytes_pending), frames=took)
@@ -326,6 +333,7 @@ class ControlLink:
             self._life.took(self._loop.time())
         judgement = self._life.judge(self._loop.time())
         if judgement.health is Health.DEAD:
+            self.mend = SILENT
             self.give_up(judgement.reason)
         elif judgement.health is Health.SUSPECT and self.state == "alive":
             self.state, self.reason = "suspect", judgement.reason
@@ -345,6 +353,9 @@ class ControlLink:
             self._release(goodbye=goodbye)
             self._loop.call_soon(on_state, self, state, reason)
 
+    def _gone(self) -> PeerLost:
+        return PeerLost(self.reason or "the link is closed", node=self.peer.node_id, advice=self.mend)
+
     def _farewell(self, reason: str) -> None:
         """The close frame, if the socket still takes one, and the end of this direction."""
         self._out.farewell(reason)
@@ -361,7 +372,7 @@ class ControlLink:
         self._timer.cancel()
         self._out.clear()
         self._backlog.clear()
-        self._pings.end(PeerLost(self.reason or "the link is closed", node=self.peer.node_id))
+        self._pings.end(self._gone())
         self._settle()
         # Handlers mostly hold who holds this link: the circle would keep all its buffers until the collector comes by.
         self._on_message = self._on_stream = self._on_frame = None

@@ -16,8 +16,8 @@ from typing import Any
 from mlxcel_nb.cluster.address import Address, parse_address
 from mlxcel_nb.cluster.secret import Secret, Secrets
 from mlxcel_nb.cluster.shape import Shapes
-from mlxcel_nb.errors import AuthenticationFailed, HandshakeError, MlxcelError, PeerLost
-from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.errors import AuthenticationFailed, HandshakeError, MlxcelError, PeerLost, WireError
+from mlxcel_nb.net.links.link import BENT, Link
 from mlxcel_nb.net.links.opening import open_link
 from mlxcel_nb.net.links.sockets import SILENCE, connect, offline
 from mlxcel_nb.util import times
@@ -185,15 +185,20 @@ class _Attempt:
         try:
             handshake = await self._shake_hands(sock, secret)
             assert handshake.established is not None
-            return await open_link(
-                sock,
-                handshake.established,
-                where=self._where,
-                dialled=True,
-                hello=self._hello,
-                rekey_every=self._dialler.rekey_every,
-                shapes=self._dialler.shapes,
-            )
+            try:
+                return await open_link(
+                    sock,
+                    handshake.established,
+                    where=self._where,
+                    dialled=True,
+                    hello=self._hello,
+                    rekey_every=self._dialler.rekey_every,
+                    shapes=self._dialler.shapes,
+                )
+            except WireError as error:
+                if self._where in error.cause:
+                    raise
+                raise type(error)(f"{self._where}: {error.cause}", advice=error.advice or BENT) from None
         except ConnectionError as error:
             sock.close()
             raise HandshakeError(f"{self._where} broke the connection off: {error.strerror}") from None

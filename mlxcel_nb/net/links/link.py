@@ -39,6 +39,10 @@ MAX_HELLO_ENTRIES = 64
 """Entries of `features` and `versions` that are kept of what a peer sends."""
 
 
+BENT = "Install the same mlxcel-nb on both; if they have it, something between them changes what is sent."
+"""What to do about a peer that does not keep to the contract of the wire."""
+
+
 def first_message(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What this side says first on every connection; `extra` tells what the connection is for."""
     return {**(extra or {}), "schema": SCHEMA, "features": list(FEATURES), "versions": dict(local_versions())}
@@ -52,7 +56,8 @@ def read_first_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """
     schema = message.get("schema")
     if schema != SCHEMA or isinstance(schema, bool):
-        raise HandshakeError(f"unknown schema {schema!r:.40} of control messages; this side speaks {SCHEMA}")
+        what = f"unknown schema {schema!r:.40} of control messages; this side speaks {SCHEMA}"
+        raise HandshakeError(what, advice="Install the same mlxcel-nb on both.")
     features, versions = message.get("features"), message.get("versions")
     listed = [f for f in features if isinstance(f, str)] if isinstance(features, list) else []
     told = [(k, v) for k, v in versions.items() if isinstance(v, str)] if isinstance(versions, dict) else []

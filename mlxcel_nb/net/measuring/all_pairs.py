@@ -16,7 +16,7 @@ from mlxcel_nb.cluster.places import Place
 from mlxcel_nb.cluster.secret import Secrets
 from mlxcel_nb.cluster.shape import Shapes
 from mlxcel_nb.errors import MlxcelError, PeerLost, StepTimeout
-from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.control.control_link import LOOK, SILENT, ControlLink
 from mlxcel_nb.net.control.questions import Message, Questions, unless_error
 from mlxcel_nb.net.interfaces.probe import host_id, probe
 from mlxcel_nb.net.links.dial import Dialler
@@ -85,7 +85,7 @@ class _Tester:
         self._dialler = dialler
         self._effort = effort
         self._links: dict[str, ControlLink] = {}
-        self._absent: dict[str, str] = {}
+        self._absent: dict[str, MlxcelError] = {}
         self._questions = Questions()
 
     async def run(self, on_progress: Callable[[int, int, str], object]) -> Mesh:
@@ -113,7 +113,7 @@ class _Tester:
         try:
             link = await self._dial(node)
         except MlxcelError as error:
-            self._absent[node] = error.cause
+            self._absent[node] = error
         else:
             self._links[node] = ControlLink(link, on_message=self._heard, on_state=self._state)
 
@@ -140,11 +140,11 @@ class _Tester:
         why = self._absent.get(target if source == HERE else source)
         if why is not None:
             who = "" if source == HERE else f"{source} cannot be asked: "
-            return Pair(source=source, target=target, error=f"{who}{why}")
+            return Pair(source=source, target=target, error=f"{who}{why.cause}", advice=why.advice or "")
         try:
             measured, ours, theirs = await (self._from_here(target) if source == HERE else self._asked(source, target))
         except MlxcelError as error:
-            return Pair(source=source, target=target, error=error.cause)
+            return Pair(source=source, target=target, error=error.cause, advice=error.advice or "")
         return Pair(source=source, target=target, measured=measured, ours=ours, theirs=theirs)
 
     async def _from_here(self, target: str) -> tuple[measuring.Measured, str, str]:
@@ -170,14 +170,15 @@ class _Tester:
 
     async def _ask(self, node: str, message: Message, within_s: float) -> Message:
         if node in self._absent:
-            raise PeerLost(self._absent[node], node=node)
+            gone = self._absent[node]
+            raise PeerLost(gone.cause, node=node, advice=gone.advice)
         try:
             with self._questions.ask(self._links[node], message) as answer:
                 async with asyncio.timeout(within_s):
                     return unless_error(await answer)
         except TimeoutError:
             what = message["type"]
-            raise StepTimeout(f"no answer to {what!r} within {within_s:.0f} s", node=node) from None
+            raise StepTimeout(f"no answer to {what!r} within {within_s:.0f} s", node=node, advice=SILENT) from None
 
     def _heard(self, link: ControlLink, message: Message) -> None:
         self._questions.take(link, message)
@@ -186,5 +187,6 @@ class _Tester:
         if state not in ("dead", "closed"):
             return
         node = link.peer.node_id
-        self._absent[node] = f"the connection to it ended: {reason}"
-        self._questions.fail(PeerLost(self._absent[node], node=node), node)
+        why = f"the connection to it ended: {reason}"
+        self._absent[node] = lost = PeerLost(why, node=node, advice=link.mend or LOOK)
+        self._questions.fail(lost, node)

@@ -38,6 +38,7 @@ class Pair:
         ours, theirs: the IP addresses at both ends, "" where they are not known.
         shape: what the link is made to be like, in words; "" for a link as it is.
         error: why there is no measurement, instead of one.
+        advice: what to do about that, "" where nobody knows.
     """
 
     source: str
@@ -47,6 +48,13 @@ class Pair:
     theirs: str = ""
     shape: str = ""
     error: str = ""
+    advice: str = ""
+
+    @property
+    def failure(self) -> str:
+        """Why there is no measurement and what to do, as an error says it; a link that was made slow is said to be."""
+        shaped = f"The link is shaped {self.shape}." if self.shape else ""
+        return str(MlxcelError(self.error, advice=" ".join(filter(None, (self.advice, shaped))) or None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +130,7 @@ class Mesh:
                     "to": pair.target,
                     **(pair.measured.to_dict() if pair.measured else {}),
                     "error": pair.error or None,
+                    "advice": pair.advice or None,
                     "path": self.kind(pair),
                     "shape": pair.shape or None,
                     "addresses": [pair.ours, pair.theirs],

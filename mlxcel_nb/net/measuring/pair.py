@@ -62,6 +62,8 @@ LEAVE_S = 5.0
 PATIENCE_S = 10.0
 """For a first countable piece on a slow link, above the time that was asked for."""
 
+CUT = "The path may be all but cut."
+
 _ECHO_BYTES = 8
 
 
@@ -118,7 +120,8 @@ async def measured(link: Link, pings: int, seconds: float) -> Measured:
         async with asyncio.timeout(limit):
             return await on_thread(lambda: measure(link, pings=pings, seconds=seconds), "measure")
     except TimeoutError:
-        raise StepTimeout(f"a measurement took longer than {limit:.0f} s", node=link.peer.node_id) from None
+        what = f"a measurement took longer than {limit:.0f} s"
+        raise StepTimeout(what, node=link.peer.node_id, advice=CUT) from None
     finally:
         link.hang_up()
 
@@ -289,7 +292,7 @@ def _soon() -> float:
 
 def _check(hot: HotLink, end: float) -> None:
     if time.monotonic() > end:
-        raise StepTimeout("the measurement took too long", node=hot.node, advice="The path may be all but cut.")
+        raise StepTimeout("the measurement took too long", node=hot.node, advice=CUT)
 
 
 def source_of(peer: str) -> str:
