@@ -75,7 +75,7 @@ def held(model: LoadReport, lost: dict[str, str], count: int) -> ClusterError:
     members = {part.node_id for part in model.parts}
     gone = [f"{node} ({why})" for node, why in lost.items() if node in members]
     if not gone:
-        return ClusterError(f"{model.model} is loaded", advice="Unload it first.")
+        return ClusterError(f"{model.model} is loaded", advice="Unload it first: %mlxcel unload, in Python unload().")
     cause = f"{model.model} is loaded, but has lost {', '.join(gone)}"
     return ClusterError(cause, advice=_advice(count - len(lost), loaded=True))
 

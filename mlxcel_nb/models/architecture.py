@@ -27,6 +27,12 @@ SAME_AS = {
 }  # fmt: skip
 """Model types that share another's file in mlx-lm."""
 
+_CONFIG = "Give a model folder, or the config.json of one as it was published."
+
+_COUNTS = ("num_hidden_layers", "hidden_size", "vocab_size")
+_MEASURES = (*_COUNTS, "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+"""What every model has some of, and what is a number wherever it is: of each layer one in some architectures."""
+
 SUCCESSORS = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
 """Model type and class name -> file, where a type stands for two architectures."""
 
@@ -74,9 +80,9 @@ def read_config_file(file: Path, *, allow_code: bool = False) -> dict[str, Any]:
             f"{file} cannot be read: {error.strerror}", advice="Give an MLX or Hugging Face folder."
         ) from None
     except (ValueError, RecursionError):
-        raise ModelError(f"{file} is not JSON") from None
+        raise ModelError(f"{file} is not JSON", advice=_CONFIG) from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelError(f"{file} names no model_type")
+        raise ModelError(f"{file} names no model_type", advice=_CONFIG)
     refuse_code(file.parent, config, allow_code=allow_code)
     return config
 
@@ -102,6 +108,7 @@ def build(config: dict[str, Any], folder: Path | None = None) -> Any:
     Raises:
         ModelError: an architecture mlx-lm does not have, or a config it does not accept.
     """
+    _check_measures(config)
     enter_mlx_lm()
     file = _own_file(folder, config) if folder is not None and config.get("model_file") else _file_of_mlx_lm(config)
     try:
@@ -111,6 +118,21 @@ def build(config: dict[str, Any], folder: Path | None = None) -> Any:
         raise ModelError(f"{whose} does not accept this config.json: {error}") from error
     model.eval()
     return model
+
+
+def _check_measures(config: dict[str, Any]) -> None:
+    """Refuse a config whose sizes are none, before mlx-lm's code trips over them.
+
+    Raises:
+        ModelError: naming the key.
+    """
+    inner = config.get("text_config")
+    for table in (config, inner if isinstance(inner, dict) else {}):
+        for name in _MEASURES:
+            value = table.get(name)
+            empty = name in _COUNTS and isinstance(value, int) and value < 1
+            if empty or isinstance(value, (str, bool)):
+                raise ModelError(f"config.json: {name} is {value!r:.40}, not a whole number from 1", advice=_CONFIG)
 
 
 def vocabulary(model: Any) -> int:
@@ -144,18 +166,23 @@ def _own_file(folder: Path, config: dict[str, Any]) -> Any:
     return module
 
 
+def _unknown(config: dict[str, Any]) -> ModelError:
+    what = f"model type {config['model_type']!r:.80} is not supported by mlx-lm"
+    return ModelError(what, advice="A newer one may know it: pip install -U mlx-lm.")
+
+
 def _file_of_mlx_lm(config: dict[str, Any]) -> Any:
     name = module_name(config)
     if not re.fullmatch(r"\w[\w-]*", name):  # such as "lfm2-vl"; no dots, which would lead elsewhere
-        raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm")
+        raise _unknown(config)
     try:
         file = importlib.import_module(f"mlx_lm.models.{name}")
     except ModuleNotFoundError as error:
         if error.name != f"mlx_lm.models.{name}":
             raise
-        raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm") from None
+        raise _unknown(config) from None
     except SystemExit:  # how one of mlx-lm's files says that it misses a package
         raise ModelError(f"model type {config['model_type']!r} needs a package that is not installed") from None
     if not hasattr(file, "Model"):
-        raise ModelError(f"model type {config['model_type']!r} is not supported by mlx-lm")
+        raise _unknown(config)
     return file

@@ -67,10 +67,10 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
         match = _ENTRY.fullmatch(entry.strip())
         count = int(match["count"] or 1) if match else 0
         if match is None or not count:
-            raise ConfigError(f"nodes {text[:80]!r}: {entry.strip()[:40]!r} is not a node", advice=_HOW)
-        memory = _figure(match["memory"], "b", text)
-        bandwidth = _figure(match["bandwidth"], "b/s", text) if match["bandwidth"] else None
-        flops = _figure(match["flops"], "flops", text) if match["flops"] else None
+            raise ConfigError(f"{entry.strip()[:40]!r} is not a node", advice=_HOW)
+        memory = _figure(match["memory"], "b")
+        bandwidth = _figure(match["bandwidth"], "b/s") if match["bandwidth"] else None
+        flops = _figure(match["flops"], "flops") if match["flops"] else None
         for _ in range(count):
             nodes.append(Node(f"node-{len(nodes)}", int(memory), f"host-{host}", bandwidth, flops))
     if len(nodes) > MAX_NODES:
@@ -78,12 +78,12 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def _figure(text: str, unit: str, whole: str) -> float:
+def _figure(text: str, unit: str) -> float:
     match = _FIGURE.fullmatch(text.strip())
     kind = match[3].lower().replace("flop/s", "flops") if match else ""
     if match is None or kind != unit or float(match[1]) <= 0 or match[2].lower() not in _UNITS:
         what = {"b": "an amount of memory", "b/s": "a memory bandwidth", "flops": "a computing speed"}[unit]
-        raise ConfigError(f"nodes {whole[:80]!r}: {text.strip()[:40]!r} is not {what}", advice=_HOW)
+        raise ConfigError(f"{text.strip()[:40]!r} is not {what}", advice=_HOW)
     return float(match[1]) * _UNITS[match[2].lower()]
 
 

@@ -122,7 +122,7 @@ def test_a_forced_request_feeds_what_it_is_told_and_is_asked_for_once_it_is_over
             engines.forced([1], [257])
         with pytest.raises(RequestError, match="nothing was noted"):
             engines._running().ask("engine-0", {"type": "recorded", "request": "x", "what": "layer", "index": 0})
-        with pytest.raises(ClusterError, match=r"is loaded\. Unload it first"):
+        with pytest.raises(ClusterError, match=r"is loaded\. Unload it first: %mlxcel unload"):
             next(verifying.verify(engines, tiny, ["tp2"], PROMPT, 4))
     finally:
         engines.unload()

@@ -111,7 +111,8 @@ def test_a_folder_is_planned_by_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--nodes 16", "not an amount of memory"),
+        ("--nodes 16", "--nodes: '16' is not an amount of memory"),
+        ("--nodes abc", "--nodes: 'abc' is not an amount of memory"),
         ("--context 200000", "made for up to 131072"),
         ("--context 100 --prompt 200", "Give a --context"),
         ("--bits 3", "3"),
@@ -126,11 +127,35 @@ def test_what_it_refuses(config: Path, line: str, words: str) -> None:
 def test_a_config_that_is_none(tmp_path: Path) -> None:
     wrong = tmp_path / "c.json"
     wrong.write_text("[]")
-    with pytest.raises(ModelError, match="names no model_type"):
+    with pytest.raises(ModelError, match=r"names no model_type\. Give a model folder"):
+        ask(f"{wrong} --nodes 16GB{FAST}")
+    wrong.write_text("{")
+    with pytest.raises(ModelError, match=r"is not JSON\. Give a model folder"):
         ask(f"{wrong} --nodes 16GB{FAST}")
     wrong.write_text('{"model_type": "llama"}')
     with pytest.raises(ModelError, match="does not accept"):
         ask(f"{wrong} --nodes 16GB{FAST}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, not a whole number from 1"),
+        ({"hidden_size": "896"}, "hidden_size is '896', not a whole number from 1"),
+        ({"vocab_size": True}, "vocab_size is True, not"),
+        ({"text_config": {"hidden_size": -1}}, "hidden_size is -1, not"),
+        ({"model_type": "llama9"}, r"'llama9' is not supported by mlx-lm\. A newer one may know it: pip install -U"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "by fp8 are not read here.*--bits 4"),
+    ],
+)
+def test_a_config_that_cannot_be_built_is_refused_by_name(
+    config: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    wrong = tmp_path / "changed.json"
+    wrong.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(ModelError, match=words) as refused:
+        ask(f"{wrong} --nodes 16GB{FAST}")
+    assert refused.value.advice
 
 
 def test_this_machine_is_measured_and_taken_where_nothing_is_said(tmp_path: Path) -> None:
@@ -181,6 +206,8 @@ def test_engines_that_do_not_say_and_clusters_without_one_are_told(tmp_path: Pat
     folder = make_tiny(tmp_path / "m")
     with pytest.raises(UsageProblem, match="engine-1 did not say how much"):
         ask(str(folder), held(engine(0), engine(1, free=0)), Where.MAGIC)
+    _, text = ask(str(folder), held(engine(0)), Where.MAGIC)
+    assert "Planned for the one engine of lab" in text
     with pytest.raises(ClusterError, match="no engine of lab lives"):
         ask(str(folder), held(engine(0, state="dead")), Where.MAGIC)
 
