@@ -26,13 +26,24 @@ RUNNING = tuple(name for name, entry in ENTRIES.items() if not entry.fails)
 
 def chosen(standing: Sequence[str] = ()) -> list[str]:
     """The entries to test now: `standing` ones and this commit's part of the others, unless the environment says."""
-    wanted = os.environ.get(WANTED, "")
-    if wanted and wanted != "all":
-        names = wanted.split(",")
-        unknown = sorted(set(names) - set(RUNNING))
-        assert not unknown, f"the catalogue has no {', '.join(unknown)} that runs on a CPU"
-        return names
-    return [name for name in RUNNING if wanted or name in standing or zlib.crc32(name.encode()) % TURNS == _turn()]
+    names = wanted()
+    return [name for name in RUNNING if name in names or (not names and (name in standing or has_its_turn(name)))]
+
+
+def wanted() -> Sequence[str]:
+    """The entries that the environment names, every one for "all"; none when it says nothing."""
+    told = os.environ.get(WANTED, "")
+    if told in ("", "all"):
+        return RUNNING if told else ()
+    names = told.split(",")
+    unknown = sorted(set(names) - set(RUNNING))
+    assert not unknown, f"the catalogue has no {', '.join(unknown)} that runs on a CPU"
+    return names
+
+
+def has_its_turn(case: str) -> bool:
+    """Whether this commit is one of those that test `case`, an entry or a thing to do with one."""
+    return zlib.crc32(case.encode()) % TURNS == _turn()
 
 
 @functools.cache

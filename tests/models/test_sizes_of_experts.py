@@ -11,13 +11,14 @@ import pytest
 from mlxcel_nb.cluster.layout import make_layout
 from mlxcel_nb.display.plan import plan_dict, plan_view
 from mlxcel_nb.models import architecture, catalogue, sizes
+from mlxcel_nb.models.catalogue.families import ENTRIES
 from mlxcel_nb.models.loading import load_part
 from mlxcel_nb.models.safetensors_index import weight_files
 from mlxcel_nb.plan.adviser import advise
 from mlxcel_nb.plan.estimate import Links, Load
 from mlxcel_nb.plan.nodes import Speed, parse_nodes
 from mlxcel_nb.plan.part import part_of
-from tests.models.sharding.test_every_file_split import quantised
+from tests.models.sharding.quantised import quantised
 from tests.plan.test_expert_layouts import FAST
 from tests.published import PUBLISHED
 
@@ -40,7 +41,7 @@ def test_every_rank_takes_what_loading_it_takes(name: str, files: bool, tmp_path
 
 
 def test_quantised_experts_take_what_loading_them_takes(tmp_path: Path) -> None:
-    folder = quantised("gpt_oss", tmp_path, {"group_size": 32, "bits": 4, "mode": "mxfp4"})
+    folder = quantised(ENTRIES["gpt_oss"], tmp_path, {"group_size": 32, "bits": 4, "mode": "mxfp4"})
     config = architecture.read_config(folder)
     facts = sizes.gather(config, name="packed", folder=folder, entries=weight_files(folder), ranks=3)
     for rank in range(3):

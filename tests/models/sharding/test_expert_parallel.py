@@ -26,7 +26,7 @@ from mlxcel_nb.models.sharding.expert_parallel import Dispatch, Mixture
 from mlxcel_nb.models.verifying.running import Meeting, run
 from mlxcel_nb.plan.experts import spread
 from mlxcel_nb.plan.part import part_of
-from tests.models.sharding.test_every_file_split import quantised
+from tests.models.sharding.quantised import quantised
 
 pytestmark = pytest.mark.usefixtures("not_compiled")
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("not_compiled")
 def test_quantised_experts_stay_quantised_and_are_equal(mode: tuple[str, int, int], tmp_path: Path) -> None:
     """Case 9."""
     how = dict(zip(("mode", "bits", "group_size"), mode, strict=True))
-    folder = quantised("gpt_oss", tmp_path, how)
+    folder = quantised(ENTRIES["gpt_oss"], tmp_path, how)
     prompt = np.array([[(7 * i + 3) % 257 for i in range(17)]], np.int32)
     whole, split = (run(folder, make_layout(7, ep=ep), [prompt], 6, dtype="native").records[0] for ep in (1, 3))
     assert np.array_equal(whole.tokens, split.tokens)

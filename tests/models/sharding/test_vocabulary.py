@@ -12,7 +12,7 @@ from mlxcel_nb.models.catalogue.families import ENTRIES
 from mlxcel_nb.models.loading import load_part
 from mlxcel_nb.plan.part import Part
 from tests.models.mesh import assert_equal, run_mesh
-from tests.models.sharding.test_every_file_split import quantised
+from tests.models.sharding.quantised import quantised
 from tests.tiny import make_tiny
 
 pytestmark = pytest.mark.usefixtures("not_compiled")
@@ -56,7 +56,7 @@ QUANTISED = (
 def test_quantised_rows_keep_their_groups(name: str, how: dict[str, object], tmp_path: Path) -> None:
     """Case 4."""
     n = ENTRIES[name].n_layers
-    folder = quantised(name, tmp_path, how)
+    folder = quantised(ENTRIES[name], tmp_path, how)
     (reference,) = run_mesh(folder, PROMPT, n_layers=n, steps=8, dtype="native")
     for tp in (2, 3):
         runs = run_mesh(folder, PROMPT, n_layers=n, tp=tp, steps=8, dtype="native", vocab_parallel=True)
