@@ -65,7 +65,9 @@ class Holding:
             ClusterError: another instance is held. WireError: the order has no place for this node.
         """
         if self.order is not None:
-            raise ClusterError(f"holds {self.order.model} already", advice="Unload it first: %mlxcel unload, in Python unload().")
+            raise ClusterError(
+                f"holds {self.order.model} already", advice="Unload it first: %mlxcel unload, in Python unload()."
+            )
         me = order.place(self._node_id)  # one without a place for this node is refused while it is still free
         self.order = order
         links = self._gather(order, me)
