@@ -90,6 +90,7 @@ def test_what_is_gathered_broadcast_and_passed_on_arrives(size: int, path: tuple
     for count in (0, 10, 300_000):
         for root in range(size):
             all_do(group, "broadcast", root=root, count=count)
+    for count in (0, 10, 200_000):  # as much as buffers hold on any path: all send before they receive
         all_do(group, "pass_on", count=count)
     all_do(group, "barrier")
 
