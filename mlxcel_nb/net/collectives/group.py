@@ -166,8 +166,10 @@ class Group:
         self, rank: int, tag: Tag, dtype: str, dims: Sequence[int], buffer: ReadableBuffer, *,
         deadline: float | None = None,
     ) -> None:  # fmt: skip
-        """Send a tensor to one rank. Returns when buffers hold what is left of it, 1 MB at most: ranks that all send more
-        than that in a circle wait for each other.
+        """Send a tensor to one rank.
+
+        Returns when buffers hold what is left of it, 1 MB at most: ranks that all send more than that in a circle wait
+        for each other.
         """
         send_to(self._links[rank], tag, dtype, dims, buffer, deadline=deadline, interrupt=self._interrupt)
 
