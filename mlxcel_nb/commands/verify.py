@@ -39,13 +39,13 @@ IN_PROCESS = "Run in one process: stages one after the other, ranks as threads; 
 def verify(args: argparse.Namespace, context: Context) -> int:
     """Handler of `verify`; exit status 0 as `passed` has it for a model; for the catalogue refusals do not count."""
     if args.catalogue == (args.model is not None):
-        raise UsageProblem("verify takes a --model or the --catalogue, one of the two", advice="See: verify -h")
+        raise UsageProblem("verify takes a --model or the --catalogue, one of the two", advice=args.see)
     if args.arch and not args.catalogue:
-        raise UsageProblem("--arch names an architecture of the --catalogue", advice="See: verify -h")
+        raise UsageProblem("--arch names an architecture of the --catalogue", advice=args.see)
     if args.catalogue:
         if given := next((name for name in OF_A_MODEL if getattr(args, name, None)), None):
             option = f"--{given.replace('_', '-')}"
-            raise UsageProblem(f"{option} belongs to a --model, not to the --catalogue", advice="See: verify -h")
+            raise UsageProblem(f"{option} belongs to a --model, not to the --catalogue", advice=args.see)
         return _catalogue(args, context)
     args.tokens, args.dtype = args.tokens or TOKENS, args.dtype or "auto"
     return _in_process(args, context) if args.in_process else _on_engines(args, context)

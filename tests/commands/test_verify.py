@@ -141,6 +141,14 @@ def test_what_makes_no_sense_is_a_usage_problem(line: str, words: str) -> None:
         ask(line)
 
 
+@pytest.mark.parametrize(("where", "see"), [(Where.SHELL, "mlxcel-nb verify -h"), (Where.MAGIC, "%mlxcel verify -h")])
+@pytest.mark.parametrize("line", ["", "--model x --arch llama", "--catalogue --tokens 4"])
+def test_a_usage_problem_names_the_help_of_its_place(line: str, where: Where, see: str) -> None:
+    with pytest.raises(UsageProblem) as refused:
+        ask(line, where)
+    assert refused.value.advice == f"See: {see}"
+
+
 def test_what_the_process_raises_is_raised_here_and_the_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MlxcelError):
         list(job.run_job({"model": "/nowhere", "layouts": [], "prompt": [1], "tokens": 1}, lambda *_: None))
