@@ -287,6 +287,7 @@ def _expert_rank(
 ) -> RankFacts:
     """One expert-parallel rank's share of all layers."""
     blocks = expert_parallel.find(built.model, source.config, part, built.weights.group)
+    source.notes += untested.of_ranks(architecture.module_name(source.config), part)
     built.weights.cuts = expert_parallel.cuts(blocks)
     shapes = {name: built.weights._cut_shape(name) for name, _ in named_arrays(built.model)}
     layers = []

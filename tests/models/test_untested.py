@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mlxcel_nb.cluster.layout import make_layout
 from mlxcel_nb.models import architecture, catalogue, sizes
 from mlxcel_nb.models.loading import load_part
 from mlxcel_nb.models.untested import of_ranks
-from mlxcel_nb.plan.part import Part, whole
+from mlxcel_nb.plan.part import Part, part_of, whole
 from tests.tiny import make_tiny
 
 RANK = Part((0, 5), 5, 0, 1, 1, 2)
@@ -36,3 +37,16 @@ def test_a_load_and_a_plan_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     notes = sizes.gather(architecture.read_config(folder), name="m", ranks=2).notes
     assert warning in notes
     assert any(note.startswith("pipeline stages of model type llama") for note in notes)
+
+
+def test_a_load_and_a_plan_say_so_of_spread_experts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = catalogue.entry("qwen3_moe")
+    assert one is not None
+    folder = catalogue.write(one, tmp_path)
+    config = architecture.read_config(folder)
+    assert not any("untested" in note for note in sizes.gather(config, name="m", ranks=2).notes)
+    monkeypatch.setattr(catalogue, "entry", lambda _name: None)
+    part = part_of(make_layout(one.n_layers, ep=2), 0, 1)
+    (warning,) = load_part(folder, part, exchange=list).warnings
+    assert warning.startswith("expert-parallel ranks of model type qwen3_moe are untested")
+    assert warning in sizes.gather(config, name="m", ranks=2).notes
