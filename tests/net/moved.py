@@ -15,7 +15,10 @@ from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.shared_memory.offer import SharedMemoryOffer
 from mlxcel_nb.net.shared_memory.stream import SharedMemoryStream
 from tests.net.far import LIMIT_S
-from tests.net.helpers import detached_pairs
+from tests.net.helpers import hot_pair
+
+two_ends = hot_pair
+"""Still on TCP."""
 
 
 def offer(link: Link) -> partial[SharedMemoryOffer]:
@@ -28,18 +31,6 @@ def agree_both(ends: tuple[HotLink, HotLink], *offering: Callable[[], Offer]) ->
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         agreed = [pool.submit(agree, end, way) for end, way in zip(ends, ways, strict=True)]
         return [future.result(LIMIT_S) for future in agreed]
-
-
-@contextlib.contextmanager
-def two_ends() -> Iterator[tuple[HotLink, HotLink]]:
-    """Still on TCP."""
-    ours, theirs = detached_pairs(1)[0]
-    ends = HotLink(ours), HotLink(theirs)
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            end.close()
 
 
 @contextlib.contextmanager
