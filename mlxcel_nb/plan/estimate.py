@@ -10,12 +10,14 @@ Times are estimates of a simple model, and are called that wherever they are sho
   stages at work on different chunks;
 * an all-reduce of r ranks is one exchange with everybody, or a ring, whichever is shorter; expert-parallel ranks send a
   token to every other rank and get the outputs of its experts back, of which each rank has its share;
-* stages hand on their activations, and the last one a token, each at a link's latency and rate;
+* stages hand on their activations, and the last one a token, each at a link's latency and rate; where the layers run
+  several times over, a step goes round all stages for each lap, from the last back to the first;
 * every layer costs a fixed time a step besides, that of starting its small operations, and so does every exchange.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -199,14 +201,16 @@ def stage_s(
         speed = speeds[stage * layout.width + number]
         read = sum(layer.active + layer.cache_at(load.context) for layer in rank.layers[slice(*layers)])
         read += rank.head if stage == layout.pp - 1 else 0
-        slowest = max(slowest, read / speed.bandwidth + (layers[1] - layers[0]) * speed.per_layer)
+        slowest = max(slowest, read / speed.bandwidth + facts.laps * (layers[1] - layers[0]) * speed.per_layer)
     return slowest
 
 
 def _chunk_s(
     facts: ModelFacts, placement: Placement, stage: int, speeds: Sequence[Speed], links: Links, count: int, before: int
 ) -> float:
-    """Seconds of one stage for a chunk of `count` tokens that come after `before` others; the head left out."""
+    """Seconds of one stage for a chunk of `count` tokens that come after `before` others, all its laps together; the
+    head left out.
+    """
     layout = placement.layout
     layers = layout.stages[stage]
     nodes = placement.stage(stage)
@@ -221,8 +225,8 @@ def _chunk_s(
             for growth in layer.cache
         )
         products += 2.0 * count * looked / facts.itemsize
-        read = sum(layer.weights for layer in held)
-        took = max(products / speed.flops, read / speed.bandwidth) + len(held) * speed.per_layer
+        read = facts.laps * sum(layer.weights for layer in held)
+        took = max(products / speed.flops, read / speed.bandwidth) + facts.laps * len(held) * speed.per_layer
         slowest = max(slowest, took)
     link = links.slowest(nodes)
     for layer in facts.of(layout)[0].layers[slice(*layers)]:
@@ -249,28 +253,27 @@ def times(facts: ModelFacts, placement: Placement, speeds: Sequence[Speed], link
     ready = [0.0] * layout.pp  # when each stage is done with the chunk before
     for start, count in chunks:
         arrived = 0.0
-        for stage in range(layout.pp):
+        took = [_chunk_s(facts, placement, stage, speeds, links, count, start) for stage in range(layout.pp)]
+        for _, stage in itertools.product(range(facts.laps), range(layout.pp)):  # all laps of one before the next
             begun = max(arrived, ready[stage])
-            ready[stage] = begun + _chunk_s(facts, placement, stage, speeds, links, count, start)
+            ready[stage] = begun + took[stage] / facts.laps
             arrived = ready[stage] + _hop_s(placement, links, stage, count * facts.width)
     sampler = facts.of(layout)[0].head / speeds[layout.sampler].bandwidth
     return Times(first=ready[-1] + sampler + _returned(placement, links), token=token, sums=sums)
 
 
 def _hop_s(placement: Placement, links: Links, stage: int, count: float) -> float:
-    """Seconds of handing `count` bytes to the next stage: each rank to its own, the slowest counts."""
-    if stage + 1 >= placement.layout.pp:
+    """Seconds of handing `count` bytes to the next stage, or from the last to the first: the slowest rank counts."""
+    if placement.layout.pp == 1:
         return 0.0
-    pairs = zip(placement.stage(stage), placement.stage(stage + 1), strict=True)
+    pairs = zip(placement.stage(stage), placement.stage((stage + 1) % placement.layout.pp), strict=True)
     return max(sent_s(links.between(one, other), count) for one, other in pairs)
 
 
 def _handed_on(facts: ModelFacts, placement: Placement, links: Links, tokens: int) -> float:
-    """From stage to stage; from the last to the first as well where the layers run several times over."""
-    once = sum(_hop_s(placement, links, stage, tokens * facts.width) for stage in range(placement.layout.pp))
-    first, last = placement.nodes[0], placement.nodes[placement.layout.sampler]
-    back = 0.0 if placement.layout.pp == 1 else sent_s(links.between(last, first), tokens * facts.width)
-    return facts.laps * once + (facts.laps - 1) * back
+    """From stage to stage, once a lap; from the last to the first between two laps."""
+    *onward, back = (_hop_s(placement, links, stage, tokens * facts.width) for stage in range(placement.layout.pp))
+    return facts.laps * sum(onward) + (facts.laps - 1) * back
 
 
 def _returned(placement: Placement, links: Links) -> float:

@@ -83,6 +83,7 @@ class StageCosts:
     ) -> None:
         self._nodes, self._speeds, self._tp, self._pp = nodes, speeds, tp, pp
         self._ranks = facts.ranks[tp]
+        self._laps = facts.laps
         self._held = [
             _running(layer.weights + load.sequences * layer.cache_at(load.context) for layer in rank.layers)
             for rank in self._ranks
@@ -117,7 +118,7 @@ class StageCosts:
         for number, rank in enumerate(self._ranks):
             speed = self._speeds[stage * self._tp + number]
             read = self._read[number][b] - self._read[number][a] + (rank.head if stage == self._pp - 1 else 0)
-            slowest = max(slowest, read / speed.bandwidth + (b - a) * speed.per_layer)
+            slowest = max(slowest, read / speed.bandwidth + self._laps * (b - a) * speed.per_layer)
         return slowest
 
 

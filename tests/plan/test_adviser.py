@@ -157,6 +157,31 @@ def test_stages_read_a_prompt_at_the_same_time() -> None:
     assert two.token == pytest.approx(one.token, rel=0.01)
 
 
+def test_layers_that_run_twice_over_cost_a_hop_back_from_the_last_stage_to_the_first() -> None:
+    """For each token, and for each chunk of the prompt, which ends its laps before the next one begins."""
+    once, twice = (model(32, layer=GB // 100, laps=laps) for laps in (1, 2))
+    hop = SLOW.latency_s + 8192 / SLOW.bytes_per_s
+    carry = SLOW.latency_s + 256 * 8192 / SLOW.bytes_per_s
+    nodes = "4GB,4GB,4GB"
+    plain, round_again = (layout(ask(facts, nodes), "pp3").times for facts in (once, twice))
+    assert round_again.token - plain.token == pytest.approx(3 * hop)  # two more onward, and one back
+    short, longer = (layout(ask(twice, nodes, Load(4096, 1, count)), "pp3").times.first for count in (256, 512))
+    assert short - layout(ask(once, nodes, Load(4096, 1, 256)), "pp3").times.first == pytest.approx(3 * carry)
+    assert longer - short > 3 * carry, "the first stage reads the second chunk when the first one has been round"
+    alone = [layout(ask(facts, nodes), "single").times for facts in (once, twice)]
+    assert alone[0] == alone[1]
+
+
+def test_what_a_layer_costs_besides_and_its_weights_count_once_a_lap() -> None:
+    slow = Speed(100e9, 1e15, 1e-3)
+    one, two = (
+        advise(model(10, laps=laps), parse_nodes("16GB"), LOAD, Links(FAST, SLOW), slow).judged[0].times
+        for laps in (1, 2)
+    )
+    assert two.token - one.token == pytest.approx(10 * 1e-3)  # of weights the facts count both laps
+    assert two.first - one.first == pytest.approx(2 * (10 * GB / 100e9 + 10 * 1e-3))  # two chunks
+
+
 def test_long_prompts_beside_other_answers_are_worth_a_remark() -> None:
     advice = ask(model(10), "24GB,24GB", Load(8192, 4, 4096))
     assert any("prefill" in each for each in advice.why)
