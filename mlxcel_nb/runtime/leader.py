@@ -6,7 +6,6 @@ Runs on the MLX thread of member 0. What it tells the router goes through the wo
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb import errors
@@ -15,6 +14,7 @@ from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.sampling import Sampled
 from mlxcel_nb.models.text import Detokenizer, StopStrings
 from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
+from mlxcel_nb.runtime.answers import Answer, Clock
 from mlxcel_nb.runtime.execution import Execution, Instance
 from mlxcel_nb.runtime.protocol import GenerateOrder, Step
 from mlxcel_nb.runtime.recording import check_room
@@ -30,75 +30,6 @@ LAST_WORD_S = 10.0
 
 PREFILL_CHUNK = 256
 """Tokens a prefill step takes: large enough for the BLAS, small enough to hand to the next stage early."""
-
-
-@dataclass
-class Answer:
-    """One stream to the router: deltas are numbered, the end is sent once."""
-
-    id: str
-    worker: Worker
-    detokenizer: Detokenizer
-    stops: StopStrings
-    seq: int = 0
-    tokens: int = 0
-    stop_reason: str | None = None
-    _held: list[int] = field(default_factory=list)
-
-    def add(self, token: int) -> bool:
-        """Take a sampled token; send its text unless it is held back. True when a stop string was met."""
-        self.tokens += 1
-        self._held.append(token)
-        text, matched = self.stops.feed(self.detokenizer.add(token))
-        if text:
-            self._send({"type": "delta", "text": text, "tokens": self._take()})
-        if matched is not None:
-            self.stop_reason = matched
-        return matched is not None
-
-    def end(self, finish_reason: str, *, error: MlxcelError | None = None, **facts: Any) -> None:
-        """Flush what was held back and close the stream."""
-        text = ""
-        if self.stop_reason is None:
-            text, matched = self.stops.feed(self.detokenizer.flush())
-            if matched is None:
-                text += self.stops.flush()
-            else:
-                self.stop_reason, finish_reason = matched, "stop"
-        self._send({
-            "type": "end", "text": text, "tokens": self._take(), "finish_reason": finish_reason,
-            "stop_reason": self.stop_reason, "error": error.to_dict() if error else None, **facts,
-        })  # fmt: skip
-
-    def _take(self) -> list[int]:
-        held, self._held = self._held, []
-        return held
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self.worker.outbox.stream({**message, "id": self.id, "seq": self.seq})
-        self.seq += 1
-
-
-@dataclass
-class Clock:
-    """Moments of one request, by the monotonic clock, in seconds."""
-
-    received: float
-    started: float = field(default_factory=time.monotonic)
-    first_token: float | None = None
-
-    def timings(self, prompt_tokens: int, made: int) -> dict[str, float | None]:
-        now = time.monotonic()
-        first = self.first_token
-        decode_s = now - first if first is not None else 0.0
-        prefill_s = (first or now) - self.started
-        return {
-            "queue_s": self.started - self.received,
-            "ttft_s": first - self.received if first is not None else None,
-            "prefill_tokens_per_s": prompt_tokens / prefill_s if first is not None and prefill_s > 0 else None,
-            "tokens_per_s": (made - 1) / decode_s if made > 1 and decode_s > 0 else None,
-            "total_s": now - self.received,
-        }
 
 
 class Leader:
