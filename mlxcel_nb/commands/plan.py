@@ -65,6 +65,10 @@ def _advise(
     if args.link is None and len({node.host for node in asked.nodes}) > 1:
         notes.append(f"No --link is given; between hosts this one is taken: {ETHERNET.words}.")
     advice = advise(facts, asked.nodes, load, links, usual, asked.given)
+    if args.vocab_parallel and not any(each.layout.tp > 1 for each in advice.judged):
+        notes.append("No layout here has tensor ranks that could share the vocabulary.")
+    elif facts.vocab_parallel:
+        notes.append("Tensor ranks share the embedding and the head too.")
     places = places_view(args.config, asked.places, asked.nodes) if asked.places else None
     told = plan_dict(facts, asked.nodes, load, links, usual, advice, notes, asked.mesh, model.dtype)
     return advice, told, plan_view(facts, load, advice, notes, asked.mesh, places, model.dtype)
@@ -116,7 +120,15 @@ def _model(args: argparse.Namespace, wanted: Sequence[Asked], progress: store.Pr
     # Whoever asks for fewer bits wants to know what they save.
     dtype = "native" if args.dtype == "auto" and args.bits in (4, 8) else device.settled(args.dtype, where)
     ranks = max(len(asked.nodes) for asked in wanted)
-    facts = sizes.gather(config, name=args.model, folder=folder, entries=entries, dtype=dtype, ranks=ranks)
+    facts = sizes.gather(
+        config,
+        name=args.model,
+        folder=folder,
+        entries=entries,
+        dtype=dtype,
+        ranks=ranks,
+        vocab_parallel=args.vocab_parallel,
+    )
     if where and dtype == own:
         return _Model(facts)
     other = "float32" if where != device.GPU else "native"

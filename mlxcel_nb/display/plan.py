@@ -53,7 +53,7 @@ def plan_view(
     layouts = table(title, columns, rows, notes)
     refused = table("Layouts that cannot be", [Column("layout"), Column("why")], advice.refused)
     best = advice.best
-    head = f"Take {best.layout.name}{_how(best, dtype)}" if best else "No layout fits"
+    head = f"Take {best.layout.name}{_how(best, facts, dtype)}" if best else "No layout fits"
     verdict = table(head, [], [], advice.why)
     views = [layouts, _bytes_view(advice)]
     views += [refused] if advice.refused else []
@@ -149,17 +149,18 @@ def _alike(parts: Sequence[NodePlan]) -> Iterator[tuple[list[NodePlan], str]]:
         yield same, ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]}"
 
 
-def _how(best: Judged, dtype: str) -> str:
-    words = load_words(best.layout, dtype)
+def _how(best: Judged, facts: ModelFacts, dtype: str) -> str:
+    words = load_words(best.layout, facts, dtype)
     if best.layout.size > 1:
         return f": load with {words}"
     return f" on {best.placement.nodes[0].name}: nothing split" + (f", load with {words}" if words else "")
 
 
-def load_words(layout: Layout, dtype: str) -> str:
+def load_words(layout: Layout, facts: ModelFacts, dtype: str) -> str:
     """What `load` is told to do what is planned, beside the model."""
     words = [f"--{kind} {n}" for kind, n in (("tp", layout.tp), ("pp", layout.pp), ("ep", layout.ep)) if n > 1]
-    return " ".join(filter(None, [*words, _by_hand(layout), f"--dtype {dtype}" if dtype else ""]))
+    shared = "--vocab-parallel" if facts.vocab_parallel and layout.tp > 1 else ""
+    return " ".join(filter(None, [*words, shared, _by_hand(layout), f"--dtype {dtype}" if dtype else ""]))
 
 
 def _many(count: int) -> str | None:
@@ -191,6 +192,7 @@ def plan_dict(
         "dtype": facts.dtype,
         "quantised": facts.quantised or None,
         "max_context": facts.context or None,
+        "vocab_parallel": facts.vocab_parallel,
         "asked": {"context": load.context, "concurrency": load.sequences, "prompt": load.prompt},
         "nodes": [
             {"name": n.name, "host": n.host, "memory_bytes": n.memory, "bandwidth": n.speed(usual).bandwidth,
@@ -201,7 +203,8 @@ def plan_dict(
         "link_in_host": {"latency_s": links.local.latency_s, "bytes_per_s": links.local.bytes_per_s},
         "layouts": [
             _judged_dict(each, each is advice.best)
-            | {"load_with": load_words(each.layout, dtype), "given": each is advice.given} for each in advice.judged
+            | {"load_with": load_words(each.layout, facts, dtype), "given": each is advice.given}
+            for each in advice.judged
         ],
         "given_refused": advice.given_refused or None,
         "refused": [{"layout": name, "why": why} for name, why in advice.refused],

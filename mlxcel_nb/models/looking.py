@@ -99,7 +99,7 @@ class Look:
         from mlx_lm.models.cache import make_prompt_cache
 
         self._owners, self.sums, self.chosen = {}, {}, {}
-        self._tokens = tokens
+        self._tokens, self._layer = tokens, 0  # what comes before the layers counts for the first
         cache = make_prompt_cache(self._model)
         self._held = list(_leaves(cache))
         self._empty = [_nbytes(each) for each in self._held]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from mlxcel_nb.models import architecture, quantisation, sharding, stages, untes
 from mlxcel_nb.models.imagined import Imagined, drop_tied_head
 from mlxcel_nb.models.looking import Look
 from mlxcel_nb.models.safetensors_index import TensorEntry
-from mlxcel_nb.models.sharding import expert_parallel
+from mlxcel_nb.models.sharding import expert_parallel, vocabulary
 from mlxcel_nb.models.sharding.block import Block
 from mlxcel_nb.models.stages import named_arrays
 from mlxcel_nb.models.weights import Weights
@@ -59,6 +59,8 @@ class _Source:
     entries: Mapping[str, TensorEntry]
     target: mx.Dtype | None
     chunk: int
+    shared: bool = False
+    """Whether tensor ranks share the vocabulary: asked for, and this model's can be."""
     n_layers: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -86,6 +88,7 @@ def gather(
     dtype: str = "native",
     ranks: int = 1,
     chunk: int = 256,
+    vocab_parallel: bool = False,
 ) -> ModelFacts:
     """Look at the model of `config`.
 
@@ -94,6 +97,7 @@ def gather(
         dtype: as for loading, "auto" excepted.
         ranks: tensor parallel sizes up to this one are tried.
         chunk: tokens of a prompt that are read at once.
+        vocab_parallel: have tensor ranks share the embedding and the head too, where the architecture lets them.
 
     Raises:
         ModelError: an architecture or a config that cannot be built.
@@ -101,6 +105,10 @@ def gather(
     target = None if dtype == "native" else getattr(mx, dtype)
     source = _Source(config, folder, entries or {}, target, chunk)
     built = source.build()
+    if vocab_parallel and ranks > 1:
+        why = vocabulary.why_whole(built.skeleton, tried=_tried(source))
+        source.shared = not why
+        source.notes += [f"vocabulary is computed whole on every tensor rank: {why}"] if why else []
     held, unstaged = _held(source, built.skeleton, ranks)
     found: dict[int, tuple[RankFacts, ...]] = {}
     refused: dict[int, ConfigError] = {}
@@ -132,6 +140,7 @@ def gather(
         spread=spread,
         unspread=unspread,
         laps=built.skeleton.family.laps if built.skeleton else 1,
+        vocab_parallel=source.shared,
         quantised=_packed(config) if target is None else "",
         notes=tuple(dict.fromkeys(filter(None, [look.note, *source.notes]))),
     )
@@ -170,7 +179,12 @@ def as_converted(config: dict[str, Any], bits: int) -> dict[str, Any]:
 
 
 def _part(source: _Source, tp: int, number: int) -> Part:
-    return Part((0, source.n_layers), source.n_layers, 0, 1, number, tp)
+    return Part((0, source.n_layers), source.n_layers, 0, 1, number, tp, vocab_parallel=source.shared and tp > 1)
+
+
+def _tried(source: _Source) -> bool:
+    """Whether the catalogue proves the architecture on tensor ranks."""
+    return not untested.remark("tensor ranks", architecture.module_name(source.config))
 
 
 def _held(source: _Source, skeleton: Any, ranks: int) -> tuple[dict[tuple[str, bool], set[str]], str]:
@@ -191,7 +205,7 @@ def _held(source: _Source, skeleton: Any, ranks: int) -> tuple[dict[tuple[str, b
     held = {}
     for kind, part in kinds.items():
         for first in (True, False) if ranks > 1 else (True,):
-            one = part if first else Part(part.layers, n, part.stage, part.n_stages, 1, 2)
+            one = part if first else replace(part, tp_rank=1, tp_size=2, vocab_parallel=source.shared)
             model, own, _ = source.build()
             paths = tuple(prefix for each in _prefixes(own) for prefix in each)
             if own is not None:
@@ -217,6 +231,8 @@ def _rank(
     check_tp(source.config, part.tp_size)
     _, skeleton, weights = built
     tensor_plan = sharding.plan(built.model, source.config, part, groups=weights.group)
+    if part.vocab_parallel:
+        vocabulary.share(tensor_plan, skeleton, part, _side_by_side, tried=_tried(source))
     weights.cuts = tensor_plan.cuts
     source.notes += untested.of_ranks(architecture.module_name(source.config), part)
     source.notes += [f"tp{part.tp_size}: {remark}" for remark in tensor_plan.remarks() if part.tp_rank == 0]
@@ -240,13 +256,18 @@ def _rank(
     def beside(kind: str) -> set[str]:
         return held.get((kind, first), set()) & shapes.keys() if skeleton else set()
 
-    read = [name for name in beside("last") or beside("only") if first and len(shapes[name]) > 1]
+    read = [name for name in beside("last") or beside("only") if part.has_head and len(shapes[name]) > 1]
     return RankFacts(
         layers=tuple(layers),
         ends=Ends(*(sum(map(weights.size, beside(kind))) for kind in ("only", "first", "middle", "last"))),
         head=sum(weights.size(name) for name in read),
         head_products=sum(math.prod(shapes[name]) for name in read),
     )
+
+
+def _side_by_side(x: mx.array, widths: Sequence[int]) -> mx.array:
+    """Stands in for the gathering of the ranks' logits."""
+    return mx.zeros((*x.shape[:-1], sum(widths)), x.dtype)
 
 
 def _spread(

@@ -9,7 +9,8 @@ Times are estimates of a simple model, and are called that wherever they are sho
 * reading a prompt computes: products / speed, or the bytes again where they take longer, chunk by chunk, several
   stages at work on different chunks;
 * an all-reduce of r ranks is one exchange with everybody, or a ring, whichever is shorter; expert-parallel ranks send a
-  token to every other rank and get the outputs of its experts back, of which each rank has its share;
+  token to every other rank and get the outputs of its experts back, of which each rank has its share; ranks that share
+  the vocabulary add up what they look up, and send their logits to the one that samples;
 * stages hand on their activations, and the last one a token, each at a link's latency and rate; where the layers run
   several times over, a step goes round all stages for each lap, from the last back to the first;
 * every layer costs a fixed time a step besides, that of starting its small operations, and so does every exchange.
@@ -130,12 +131,12 @@ class Times:
     first: float
     token: float
     sums: float
-    """Of `token`, what the all-reduces take, or the ways to experts and back."""
+    """Of `token`, what ranks exchange: their all-reduces and logits, or the ways to experts and back."""
 
 
-def samples(stage: int, rank: int, n_stages: int) -> bool:
-    """Whether a member makes logits."""
-    return stage == n_stages - 1 and rank == 0
+def makes_logits(facts: ModelFacts, stage: int, rank: int, n_stages: int) -> bool:
+    """Whether a tensor rank runs the model to its end: the one that samples, or all that share the vocabulary."""
+    return stage == n_stages - 1 and (rank == 0 or facts.vocab_parallel)
 
 
 def activations(facts: ModelFacts, rank: RankFacts, layers: LayerRange, tp: int, load: Load, *, head: bool) -> int:
@@ -160,7 +161,7 @@ def node_plan(facts: ModelFacts, placement: Placement, member: int, load: Load) 
     rank, layers, node = facts.of(layout)[number], layout.stages[stage], placement.nodes[member]
     weights = rank.weights(layers, stage, layout.pp)
     held = rank.layers[slice(*layers)]
-    head = layout.ep > 1 or samples(stage, number, layout.pp)
+    head = layout.ep > 1 or makes_logits(facts, stage, number, layout.pp)
     sequences = -(-load.sequences // layout.ep)
 
     def cache(tokens: int) -> int:
@@ -247,6 +248,8 @@ def times(facts: ModelFacts, placement: Placement, speeds: Sequence[Speed], link
         link = links.slowest(placement.stage(stage))
         for layer in facts.of(layout)[0].layers[slice(*layers)]:
             sums += sum(exchanged_s(link, layout, each) for each in layer.sums)
+    gathered = _gathered_s(facts, placement, links)
+    sums += gathered
     token += sums + _handed_on(facts, placement, links, 1) + _returned(placement, links)
 
     chunks = [(start, min(facts.chunk, load.prompt - start)) for start in range(0, load.prompt, facts.chunk)]
@@ -259,7 +262,17 @@ def times(facts: ModelFacts, placement: Placement, speeds: Sequence[Speed], link
             ready[stage] = begun + took[stage] / facts.laps
             arrived = ready[stage] + _hop_s(placement, links, stage, count * facts.width)
     sampler = facts.of(layout)[0].head / speeds[layout.sampler].bandwidth
-    return Times(first=ready[-1] + sampler + _returned(placement, links), token=token, sums=sums)
+    first = ready[-1] + sampler + gathered + _returned(placement, links)
+    return Times(first=first, token=token, sums=sums)
+
+
+def _gathered_s(facts: ModelFacts, placement: Placement, links: Links) -> float:
+    """Seconds until the rank that samples has the logits of those that share the vocabulary with it."""
+    layout = placement.layout
+    if layout.tp == 1 or not facts.vocab_parallel:
+        return 0.0
+    theirs = facts.vocab * facts.itemsize * (layout.tp - 1) / layout.tp
+    return EXCHANGE_S + sent_s(links.slowest(placement.stage(layout.pp - 1)), theirs)
 
 
 def _hop_s(placement: Placement, links: Links, stage: int, count: float) -> float:

@@ -87,7 +87,8 @@ class RankFacts:
     """One tensor rank's share of the whole model.
 
     Args:
-        head: bytes the output layer reads for a token, on the rank that samples; 0 on the others.
+        head: bytes the output layer reads for a token: on the rank that samples, or its share where ranks share the
+            vocabulary; 0 on the others.
         head_products: multiplications and additions of it.
     """
 
@@ -117,6 +118,7 @@ class ModelFacts:
         unspread: numbers of them that cannot be, and why; empty where there are no experts.
         unstaged: why it cannot be cut in stages; "" where it can.
         laps: how often a token goes through all layers.
+        vocab_parallel: tensor ranks share the embedding and the head too.
         quantised: what weights are packed in, for people; "" for plain numbers.
         notes: what a user should know about how these were found.
     """
@@ -134,6 +136,7 @@ class ModelFacts:
     refused: Mapping[int, ConfigError]
     unstaged: str = ""
     laps: int = 1
+    vocab_parallel: bool = False
     quantised: str = ""
     notes: tuple[str, ...] = ()
     spread: Mapping[int, tuple[RankFacts, ...]] = field(default_factory=dict)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from mlxcel_nb.cluster.layout import LayerRange
-from mlxcel_nb.plan.estimate import PROCESS, Load, activations, samples
+from mlxcel_nb.plan.estimate import PROCESS, Load, activations, makes_logits
 from mlxcel_nb.plan.facts import ModelFacts
 from mlxcel_nb.plan.nodes import Node, Speed
 
@@ -96,7 +96,7 @@ class StageCosts:
             [
                 PROCESS
                 + self._ranks[number].ends.of(stage, pp)
-                + activations(facts, self._ranks[number], whole, tp, load, head=samples(stage, number, pp))
+                + activations(facts, self._ranks[number], whole, tp, load, head=makes_logits(facts, stage, number, pp))
                 for number in range(tp)
             ]
             for stage in range(pp)

@@ -309,3 +309,24 @@ def test_memory_that_a_file_does_not_say_is_found_out_here_alone(tmp_path: Path)
     assert "an equal part of what this machine has free" in text
     with pytest.raises(UsageProblem, match="Give one of the two"):
         ask(f"{folder} --config {file} --nodes 1GB")
+
+
+def test_a_shared_vocabulary_is_planned_and_load_is_told(config: Path) -> None:
+    line = f"{config} --nodes 12GB{FAST},12GB{FAST},12GB{FAST},12GB{FAST} --link 10Gbit,50us"
+    plain, shared = asked(line), asked(f"{line} --vocab-parallel")
+    assert (plain["vocab_parallel"], shared["vocab_parallel"]) == (False, True)
+    one, other = ({each["layout"]: each for each in told["layouts"]} for told in (plain, shared))
+    for name in one:
+        weights = [[part["weights_bytes"] for part in each[name]["parts"]] for each in (one, other)]
+        if one[name]["tp"] == 1:
+            assert weights[0] == weights[1]
+            assert "--vocab-parallel" not in other[name]["load_with"]
+        else:
+            assert sum(weights[1]) < sum(weights[0])
+            assert f"--tp {one[name]['tp']}" in other[name]["load_with"]
+            assert "--vocab-parallel" in other[name]["load_with"]
+            assert "--vocab-parallel" not in one[name]["load_with"]
+    _, text = ask(f"{line} --vocab-parallel")
+    assert "Tensor ranks share the embedding and the head too." in text
+    _, text = ask(f"{config} --nodes 40GB{FAST} --vocab-parallel")
+    assert "No layout here has tensor ranks" in text

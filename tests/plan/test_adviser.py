@@ -8,7 +8,7 @@ import pytest
 
 from mlxcel_nb.cluster.shape import LinkShape
 from mlxcel_nb.plan.adviser import Advice, Judged, advise
-from mlxcel_nb.plan.estimate import PROCESS, Links, Load, summed_s
+from mlxcel_nb.plan.estimate import EXCHANGE_S, PROCESS, Links, Load, summed_s
 from mlxcel_nb.plan.facts import Growth, ModelFacts
 from mlxcel_nb.plan.nodes import Speed, parse_nodes
 from tests.plan.facts import GB, model, refusal
@@ -193,3 +193,16 @@ def test_ranks_are_on_one_host_wherever_the_host_stands_in_the_list() -> None:
     assert {node.host for node in layout(advice, "tp2").placement.nodes} == {"host-1"} or (
         layout(advice, "tp2").placement.nodes[0].memory == 40 * GB
     )
+
+
+def test_ranks_that_share_the_vocabulary_send_their_logits_to_the_one_that_samples() -> None:
+    plain, shared = (
+        layout(ask(model(10, vocab=1_000_000, vocab_parallel=each), "24GB,24GB"), "tp2") for each in (False, True)
+    )
+    logits = SLOW.latency_s + EXCHANGE_S + 500_000 * 2 / SLOW.bytes_per_s
+    for before, after in ((plain.times.token, shared.times.token), (plain.times.sums, shared.times.sums)):
+        assert after - before == pytest.approx(logits)
+    assert shared.times.first - plain.times.first == pytest.approx(logits)
+    assert [part.activations for part in plain.parts] == [shared.parts[0].activations, plain.parts[1].activations]
+    assert shared.parts[0].activations == shared.parts[1].activations, "both make logits"
+    assert plain.parts[0].activations > plain.parts[1].activations

@@ -32,6 +32,7 @@ def add(tree: Tree) -> None:
     plan.add("--link", type=shared.shape, metavar="SHAPE", help="between hosts, as in 1Gbit,2ms (default 1Gbit,200us)")
     plan.add("--dtype", choices=DTYPES, default="auto", help="as load takes it (default auto: float32 on a CPU)")
     plan.add("--bits", type=int, choices=(4, 8, 16), help="as if converted to so many bits a weight first")
+    plan.add("--vocab-parallel", action="store_true", help="tensor ranks share the embedding and the head too")
     plan.add("--allow-code", action="store_true", help="let the model folder's own Python code run; else it is refused")
     plan.add("--json", action="store_true", help="print one JSON object")
 

@@ -63,7 +63,7 @@ def share(made: TensorPlan, skeleton: Skeleton | None, part: Part, gather: Gathe
         ConfigError: there is nobody to put logits together.
     """
     places = _places(skeleton) if skeleton is not None else []
-    if why := _why_whole(skeleton, tried=tried):
+    if why := why_whole(skeleton, tried=tried):
         made.blocks.append(BlockReport("", KIND, sum(place.module.weight.size for place in places), why))
         return False
     if gather is None:
@@ -97,7 +97,7 @@ def _places(skeleton: Skeleton) -> list[Place]:
     return [place for place in (*tables, *heads) if 2 * place.module.weight.shape[0] >= rows > 0]
 
 
-def _why_whole(skeleton: Skeleton | None, *, tried: bool) -> str:
+def why_whole(skeleton: Skeleton | None, *, tried: bool) -> str:
     """Why every rank keeps the whole vocabulary; "" where it is shared."""
     if skeleton is None or not skeleton.embedding_path:
         return "its parts are not known"
