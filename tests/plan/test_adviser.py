@@ -8,7 +8,7 @@ import pytest
 
 from mlxcel_nb.cluster.shape import LinkShape
 from mlxcel_nb.plan.adviser import Advice, Judged, advise
-from mlxcel_nb.plan.estimate import EXCHANGE_S, PROCESS, Links, Load, summed_s
+from mlxcel_nb.plan.estimate import EXCHANGE_S, PROCESS, Links, Load, sent_s, summed_s
 from mlxcel_nb.plan.facts import Growth, ModelFacts
 from mlxcel_nb.plan.nodes import Speed, parse_nodes
 from tests.plan.facts import GB, model, refusal
@@ -160,8 +160,7 @@ def test_stages_read_a_prompt_at_the_same_time() -> None:
 def test_layers_that_run_twice_over_cost_a_hop_back_from_the_last_stage_to_the_first() -> None:
     """For each token, and for each chunk of the prompt, which ends its laps before the next one begins."""
     once, twice = (model(32, layer=GB // 100, laps=laps) for laps in (1, 2))
-    hop = SLOW.latency_s + 8192 / SLOW.bytes_per_s
-    carry = SLOW.latency_s + 256 * 8192 / SLOW.bytes_per_s
+    hop, carry = sent_s(SLOW, 8192), sent_s(SLOW, 256 * 8192)
     nodes = "4GB,4GB,4GB"
     plain, round_again = (layout(ask(facts, nodes), "pp3").times for facts in (once, twice))
     assert round_again.token - plain.token == pytest.approx(3 * hop)  # two more onward, and one back
@@ -199,7 +198,7 @@ def test_ranks_that_share_the_vocabulary_send_their_logits_to_the_one_that_sampl
     plain, shared = (
         layout(ask(model(10, vocab=1_000_000, vocab_parallel=each), "24GB,24GB"), "tp2") for each in (False, True)
     )
-    logits = SLOW.latency_s + EXCHANGE_S + 500_000 * 2 / SLOW.bytes_per_s
+    logits = EXCHANGE_S + sent_s(SLOW, 500_000 * 2)
     for before, after in ((plain.times.token, shared.times.token), (plain.times.sums, shared.times.sums)):
         assert after - before == pytest.approx(logits)
     assert shared.times.first - plain.times.first == pytest.approx(logits)
