@@ -28,6 +28,7 @@ FLOORS = {
     "cluster": 1,
     "wire": 2,
     "plan": 3,
+    "scheduling": 3,
     "net": 4,
     "models": 5,
     "runtime": 6,

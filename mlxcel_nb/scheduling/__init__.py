@@ -1,0 +1,1 @@
+"""Which sequence runs next, and in whose company: the pure scheduler of a loaded model."""

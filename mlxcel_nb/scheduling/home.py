@@ -1,0 +1,182 @@
+"""The sequences that run on the ranks of one home, their batches, and the memory they share with kept blocks. Pure.
+
+A layout has one home, but for expert-parallel ranks, each of which is one. Everything here says what there is and what
+fits; which sequence comes or goes is the scheduler's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+
+from mlxcel_nb.scheduling.draft import Draft
+from mlxcel_nb.scheduling.kv_budget import Batch, KvBudget, Use
+from mlxcel_nb.scheduling.limits import Limits
+from mlxcel_nb.scheduling.prefix_tree import Node, PrefixTree
+from mlxcel_nb.scheduling.sequence import Sequence, State
+from mlxcel_nb.scheduling.step_plan import BLOCK, Keep, Open, Restore
+
+
+def span(sequence: Sequence) -> int:
+    """Tokens that it needs room for: those of its next step, and a block to begin with."""
+    tokens = len(sequence.tokens) + (0 if sequence.state is State.DECODE else BLOCK)
+    return min(tokens, sequence.most)
+
+
+class Home:
+    """One home.
+
+    Args:
+        number: of the rank.
+        new_block: gives the next block its number.
+    """
+
+    def __init__(self, limits: Limits, number: int, new_block: Callable[[], int]) -> None:
+        self.number = number
+        self.budget = KvBudget(limits.rooms[number], limits.kept)
+        self.running: list[Sequence] = []
+        self.readers: deque[Sequence] = deque()
+        """Whose tokens are being read, in the order of their turns."""
+        self.read: list[Sequence] = []
+        """Whose last chunk has been sent, and whose blocks have not been kept yet."""
+        self._groups = limits.groups
+        self._reusable = limits.reusable
+        self._new_block = new_block
+        self._tree = PrefixTree()
+        self._turn = -1
+
+    @property
+    def blocks(self) -> int:
+        return len(self._tree)
+
+    def use(self) -> Use:
+        """Bytes on the node that has least left, of its share."""
+        return self.budget.fullest(self._batches(self.running), self.blocks)
+
+    # -- groups
+
+    def size(self, group: int) -> int:
+        return sum(each.group == group for each in self.running)
+
+    def smallest(self) -> int:
+        """The group that the next sequence joins."""
+        return min(range(self._groups), key=self.size)
+
+    def decoding(self, group: int) -> list[Sequence]:
+        """The rows of a group, in the order in which they came."""
+        return [s for s in self.running if s.group == group and s.decodes]
+
+    def ready(self) -> list[Sequence]:
+        """The rows of the next group in turn that has no step on its way; none if there is no such group."""
+        for ahead in range(1, self._groups + 1):
+            group = (self._turn + ahead) % self._groups
+            self._even_out(group)
+            rows = self.decoding(group)
+            if rows and not any(s.in_flight for s in self.running if s.group == group and s.state is State.DECODE):
+                self._turn = group
+                return rows
+        return []
+
+    def _even_out(self, group: int) -> None:
+        """Hand the latest row on to the smallest group, where that is smaller by two or more and it fits."""
+        idle = [each for each in self.decoding(group) if not each.in_flight]
+        target = self.smallest()
+        if not idle or self.size(group) - self.size(target) < 2:
+            return
+        moved = idle[-1]
+        moved.group = target
+        if not self.fits(self.running):
+            moved.group = group
+
+    # -- memory
+
+    def fits(self, sequences: Iterable[Sequence], blocks: int | None = None) -> bool:
+        """Whether there is room for these sequences' next steps, and so many blocks; all there are, by default."""
+        return self.budget.fits(self._batches(sequences), self.blocks if blocks is None else blocks)
+
+    def make_fit(self, sequences: Iterable[Sequence], draft: Draft, more: int = 0) -> bool:
+        """Let blocks go, least recently used first, until there is room for `sequences` and `more` blocks.
+
+        None goes where that would not help.
+        """
+        sequences = list(sequences)
+        if not self.fits(sequences, self._tree.held + more):
+            return False
+        while not self.fits(sequences, self.blocks + more):
+            gone = self._tree.evict()
+            assert gone is not None, "what is not held can go"
+            draft.let_go(gone)
+        return True
+
+    def _batches(self, sequences: Iterable[Sequence]) -> list[Batch]:
+        groups: dict[int, list[int]] = {}
+        for each in sequences:
+            groups.setdefault(each.group, []).append(span(each))
+        return [Batch(len(spans), max(spans)) for spans in groups.values()]
+
+    # -- prefixes
+
+    def known(self, sequence: Sequence) -> list[Node]:
+        """The kept blocks that `sequence` can begin with: its last token is run in any case, for what follows it."""
+        return self._tree.match(sequence.tokens[:-1]) if self._reusable else []
+
+    def come(self, sequence: Sequence, draft: Draft) -> bool:
+        """Begin a sequence here, if there is room for it; with blocks that are kept, as far as they may stay."""
+        sequence.group = self.smallest()
+        everybody = [*self.running, sequence]
+        if not self.fits(everybody, blocks=0):
+            return False
+        nodes = self.known(sequence)
+        with self._tree.holding(nodes):
+            fits = self.make_fit(everybody, draft)
+        if not fits:  # with them there is no room for what comes after them
+            self.make_fit(everybody, draft)
+            nodes = self.known(sequence)
+        self._begin(sequence, nodes, draft)
+        return True
+
+    def _begin(self, sequence: Sequence, nodes: list[Node], draft: Draft) -> None:
+        sequence.home, sequence.state, sequence.cached = self.number, State.PREFILL, len(nodes) * BLOCK
+        if not sequence.position:
+            sequence.reused = sequence.cached
+        if nodes:
+            draft.restore.append(Restore(sequence.number, tuple(node.block for node in nodes), self.number))
+        params, context, position = sequence.request.params, sequence.context, sequence.position
+        draft.open.append(Open(sequence.number, params, context, position, self.number))
+        self.running.append(sequence)
+        self.readers.append(sequence)
+
+    def keep(self, sequence: Sequence, draft: Draft) -> None:
+        """Keep the blocks of what is in its caches, from the first one on, as many as there is room for."""
+        if not self._reusable:
+            return
+        cached = sequence.tokens[: sequence.cached]
+        path = self._tree.match(cached)
+        with ExitStack() as held:
+            held.enter_context(self._tree.holding(path))
+            for begin in range(len(path) * BLOCK, len(cached) - BLOCK + 1, BLOCK):
+                if not self.make_fit(self.running, draft, more=1):
+                    return
+                node = self._tree.add(path, tuple(cached[begin : begin + BLOCK]), self._new_block())
+                held.enter_context(self._tree.holding([node]))
+                path.append(node)
+                draft.keep.append(Keep(sequence.number, begin, node.block, self.number))
+
+    def go(self, sequence: Sequence, draft: Draft) -> None:
+        """Its caches go with this plan."""
+        self.running.remove(sequence)
+        self.forget(sequence)
+        draft.drop.append(sequence.number)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing more of it is read, or kept."""
+        if sequence in self.readers:
+            self.readers.remove(sequence)
+        if sequence in self.read:
+            self.read.remove(sequence)
+
+    def clear(self, draft: Draft) -> None:
+        """Let all blocks go."""
+        while (block := self._tree.evict()) is not None:
+            draft.let_go(block)

@@ -1,0 +1,390 @@
+"""Decides every step of a loaded model: who runs, in whose company, and who comes and goes. Pure.
+
+The leader's MLX thread owns one. It asks `next` for a plan while fewer than `Limits.flights` are on their way, has
+all members run it, and hands the tokens back with `took`, in the order of the plans. Same calls, same plans. What is
+promised:
+
+* Everybody is served. Waiting requests are asked in by turns of their owners, and when the next one finds no room,
+  nobody goes before it. Prompts are read in turns, decoding goes on between their chunks, and the sequence that came
+  first is never put back while others run.
+* Memory is never over-committed, on no node: a plan is made only when all its sequences' caches fit, as batched
+  caches are, and with them all blocks that are kept for reuse. These give way first; then the sequence that came last
+  is put back and later run again from its tokens, which gives the same text.
+* A sequence with a step on its way is not scheduled again, moved or dropped, until its result has come. Only the
+  chunks of one prompt may follow each other, so that all stages of a pipeline work on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mlxcel_nb.errors import Busy, RequestError
+from mlxcel_nb.scheduling.draft import Draft
+from mlxcel_nb.scheduling.home import Home
+from mlxcel_nb.scheduling.kv_budget import Use
+from mlxcel_nb.scheduling.limits import Limits
+from mlxcel_nb.scheduling.pace import Pace
+from mlxcel_nb.scheduling.sequence import Leaving, Request, Sequence, State
+from mlxcel_nb.scheduling.step_plan import StepPlan, Work
+from mlxcel_nb.scheduling.waiting import Waiting
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step on its way.
+
+    Args:
+        read: tokens of its longest chunk, 0 without one.
+        paced: chunks were read while others decoded.
+    """
+
+    step: int
+    rows: tuple[Sequence, ...]
+    sampled: tuple[Sequence, ...]
+    read: int
+    paced: bool
+
+
+class Scheduler:
+    """Of one instance; any number of requests."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.preemptions = 0
+        """How often a sequence was put back, so far."""
+        self._pace = Pace(limits.gap, limits.chunk)
+        self._waiting = Waiting()
+        self._flying: deque[Flight] = deque()
+        self._numbers = itertools.count()
+        self._steps = itertools.count()
+        self._blocks = itertools.count()
+        self._forget = False
+        self._homes = self._fresh_homes()
+
+    # -- what the engine tells
+
+    def add(self, request: Request, now: float) -> Sequence:
+        """A request has come.
+
+        Raises:
+            RequestError: it can never run.
+            Busy: too much is waiting already.
+        """
+        limit = self._most_tokens(request)
+        waiting, tokens = len(self._waiting), self._waiting.tokens
+        bound = self.limits.max_waiting_tokens
+        if waiting >= self.limits.max_waiting or (waiting and tokens + len(request.prompt) > bound):
+            raise Busy(
+                f"{waiting} requests with {tokens} tokens are waiting already",
+                advice="Ask again in a while, or load the model on more nodes.",
+            )
+        sequence = Sequence(next(self._numbers), request, limit, now, list(request.prompt))
+        self._waiting.add(sequence)
+        return sequence
+
+    def took(self, step: int, tokens: Mapping[int, int], seconds: float | None = None) -> None:
+        """The result of the oldest step on its way.
+
+        Args:
+            step: number of its plan.
+            tokens: by number of sequence, what was sampled; those of sequences that are over are passed over.
+            seconds: what it took: since it was sent, or since the result before it, whichever came later.
+        """
+        if not self._flying or self._flying[0].step != step:
+            raise ValueError(f"the result of step {step} is not the next one")
+        flight = self._flying.popleft()
+        for sequence in flight.rows:
+            sequence.in_flight -= 1
+        for sequence in flight.sampled:
+            if not sequence.over:
+                sequence.tokens.append(tokens[sequence.number])
+                sequence.state, sequence.suspect, sequence.failures = State.DECODE, False, 0
+        if seconds is not None:
+            self._learn(flight, seconds)
+
+    def finish(self, sequence: Sequence) -> None:
+        """It has its answer: blocks of it are kept, and its caches go with the next plan."""
+        self._end(sequence, Leaving.KEEP)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Nobody wants its answer. One that has a step on its way goes with the first plan after that step's result."""
+        self._end(sequence, Leaving.DROP)
+
+    def expire(self, now: float) -> list[Sequence]:
+        """Cancel all that are past their deadline, and say which they were."""
+        late = [
+            each
+            for each in [*self.running, *self._waiting.everybody()]
+            if each.request.deadline is not None and each.request.deadline <= now
+        ]
+        for each in late:
+            self.cancel(each)
+        return late
+
+    def reset(self, suspects: Iterable[Sequence] = ()) -> None:
+        """All caches and blocks are gone, everywhere, and no result comes of what was on its way: an epoch is over.
+
+        What ran is put back. `suspects`, who were in the step that failed, share no step with others until they have
+        made a token: should one fail again, it was alone.
+        """
+        for home in self._homes:
+            for sequence in home.running:
+                if sequence.over:
+                    sequence.state = State.ENDED
+                else:
+                    sequence.begin()
+                    self._waiting.put_back(sequence)
+        for sequence in suspects:
+            sequence.suspect = True
+            sequence.failures += 1
+        self._flying.clear()
+        self._pace.rest()
+        self._homes = self._fresh_homes()
+
+    def forget_prefixes(self) -> None:
+        """The next plan frees all kept blocks."""
+        self._forget = True
+
+    # -- facts
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Those that have caches and are not over, home by home."""
+        return [each for home in self._homes for each in home.running if not each.over]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._waiting.tokens
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits, or is on its way; blocks may be kept."""
+        return not (self._flying or self._waiting or any(home.running for home in self._homes))
+
+    @property
+    def flying(self) -> dict[int, tuple[Sequence, ...]]:
+        """The steps on their way, oldest first, and who takes part in each."""
+        return {flight.step: flight.rows for flight in self._flying}
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that are kept."""
+        return sum(home.blocks for home in self._homes)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens in the caches of sequences, kept blocks not counted."""
+        return sum(each.cached for home in self._homes for each in home.running)
+
+    def kv_use(self) -> Use:
+        """Bytes taken and available on the node that is fullest."""
+        return max((home.use() for home in self._homes), key=lambda use: use.used / max(1, use.available))
+
+    # -- the next step
+
+    def next(self, now: float) -> StepPlan | None:
+        """The next step; None while there is nothing to do before another result or request comes."""
+        if len(self._flying) >= self.limits.flights:
+            return None
+        draft = Draft()
+        for home in self._homes:
+            self._keep(home, draft)
+            self._put_back(home, draft)
+        crowded = self._leave(draft)
+        if not crowded:
+            self._admit(draft, now)
+        rows = self._choose(draft, [home for home in self._homes if home.fits(home.running)])
+        if draft.empty:
+            return None
+        step = next(self._steps)
+        self._send(step, draft, rows)
+        return draft.plan(step)
+
+    def _keep(self, home: Home, draft: Draft) -> None:
+        """Blocks of prompts that have been read, and of sequences that have their answer."""
+        if self._forget:
+            home.clear(draft)
+        ended = [each for each in home.running if each.leaving is Leaving.KEEP and not each.in_flight]
+        for sequence in home.read + ended:
+            home.keep(sequence, draft)
+        home.read.clear()
+
+    def _put_back(self, home: Home, draft: Draft) -> None:
+        """Make room for everybody's next step: without blocks, and if need be without who came last."""
+        staying = [each for each in home.running if each.leaving is None]
+        while staying and not home.make_fit(staying, draft):
+            last = max(staying, key=lambda each: each.number)
+            staying.remove(last)
+            last.leaving = Leaving.AGAIN
+            home.forget(last)
+
+    def _leave(self, draft: Draft) -> bool:
+        """Drop whoever leaves and has no step on its way. True if somebody had to make room for others."""
+        crowded = False
+        for home in self._homes:
+            for sequence in [each for each in home.running if each.leaving is not None]:
+                crowded |= sequence.leaving is Leaving.AGAIN
+                if sequence.in_flight:
+                    continue
+                home.go(sequence, draft)
+                if sequence.leaving is Leaving.AGAIN:
+                    self.preemptions += 1
+                    sequence.preemptions += 1
+                    sequence.begin()
+                    self._waiting.put_back(sequence)
+                else:
+                    sequence.state, sequence.leaving = State.ENDED, None
+        return crowded
+
+    def _admit(self, draft: Draft, now: float) -> None:
+        """Ask in whoever is next, as long as there is room."""
+        while sum(len(home.running) for home in self._homes) < self.limits.max_rows:
+            sequence = self._come_next(draft)
+            if sequence is None:
+                return
+            self._waiting.take(sequence)
+            if sequence.started is None:
+                sequence.started = now
+
+    def _come_next(self, draft: Draft) -> Sequence | None:
+        """The next sequence, begun at one of the homes.
+
+        An owner has one prompt at a time read at each home, so what it asks together can share a beginning.
+        """
+        running = [each for home in self._homes for each in home.running]
+        if any(each.request.exclusive for each in running):
+            return None
+        for sequence in self._waiting.first():
+            if sequence.request.exclusive and running:
+                return None
+            owner = sequence.request.owner
+            homes = [
+                home
+                for home in self._homes
+                if sequence.request.home in (None, home.number)
+                and not any(each.request.owner == owner for each in home.readers)
+            ]
+            if not homes:
+                continue
+            if len(homes) > 1:
+                homes.sort(key=lambda home: (len(home.running), -len(home.known(sequence))))
+            return sequence if any(home.come(sequence, draft) for home in homes) else None
+        return None
+
+    def _choose(self, draft: Draft, homes: list[Home]) -> list[Sequence]:
+        """Add the work of this step; who takes part."""
+        if suspects := [each for flight in self._flying for each in flight.rows if each.suspect]:
+            return self._read_on(draft, suspects[0])
+        decoding = any(each.decodes for each in self.running)
+        chunk = self._pace.allowed if decoding else self.limits.chunk
+        readers = {home.number: home.readers[0] for home in homes if home.readers and chunk}
+        if suspect := next((each for each in readers.values() if each.suspect), None):
+            # It waits until nothing is on its way, and everybody for it.
+            return [] if self._flying else self._read(draft, suspect, chunk)
+        taking: list[Sequence] = []
+        for home in homes:
+            if home.number in readers:
+                taking += self._read(draft, readers[home.number], chunk)
+            elif rows := home.ready():
+                last = tuple(each.tokens[-1] for each in rows)
+                numbers = tuple(each.number for each in rows)
+                draft.work.append(Work(home.number, rows[0].group, numbers, 1, True, False, last))
+                taking += rows
+                for each in rows:
+                    each.cached += 1
+        return taking
+
+    def _read_on(self, draft: Draft, suspect: Sequence) -> list[Sequence]:
+        """The next chunk of a suspect that has one on its way."""
+        going_on = suspect in self._homes[suspect.home].readers and suspect.leaving is None
+        return self._read(draft, suspect, self.limits.chunk) if going_on else []
+
+    def _read(self, draft: Draft, sequence: Sequence, chunk: int) -> list[Sequence]:
+        """A chunk of a sequence's tokens; then it is another one's turn."""
+        home = self._homes[sequence.home]
+        home.readers.remove(sequence)
+        count = min(chunk, sequence.to_read)
+        tokens = tuple(sequence.tokens[sequence.cached : sequence.cached + count])
+        sequence.cached += count
+        last = not sequence.to_read
+        (home.read if last else home.readers).append(sequence)
+        draft.work.append(Work(home.number, -1, (sequence.number,), count, last, True, tokens))
+        return [sequence]
+
+    def _send(self, step: int, draft: Draft, rows: list[Sequence]) -> None:
+        """Note what is on its way now."""
+        for each in rows:
+            each.in_flight += 1
+        sampling = {number for work in draft.work if work.sample for number in work.rows}
+        sampled = tuple(each for each in rows if each.number in sampling)
+        read = max((work.count for work in draft.work if work.prefill), default=0)
+        decoding = sum(each.decodes for each in self.running)
+        if read:
+            self._pace.spend(read)
+        elif rows:
+            self._pace.earn(self._groups_at_work(), self._wanting() // max(1, decoding))
+        if not decoding:
+            self._pace.rest()
+        self._flying.append(Flight(step, tuple(rows), sampled, read, paced=bool(decoding)))
+        self._forget = False
+
+    # -- the rest
+
+    def _wanting(self) -> int:
+        """Sequences that have no token yet, or wait to go on."""
+        return len(self._waiting) + sum(len(home.readers) for home in self._homes)
+
+    def _groups_at_work(self) -> int:
+        """Groups that decode, of the home that has most."""
+        return max(len({each.group for each in home.running if each.decodes}) for home in self._homes)
+
+    def _learn(self, flight: Flight, seconds: float) -> None:
+        if not flight.read and flight.rows:
+            self._pace.decoded(seconds)
+        elif flight.read and flight.paced:
+            self._pace.read(flight.read, seconds, max(1, self._groups_at_work()))
+
+    def _end(self, sequence: Sequence, leaving: Leaving) -> None:
+        if sequence.over:
+            return
+        if sequence.state is State.WAITING:
+            self._waiting.remove(sequence)
+            sequence.state = State.ENDED
+        else:
+            sequence.leaving = leaving
+            self._homes[sequence.home].forget(sequence)
+
+    def _fresh_homes(self) -> list[Home]:
+        return [Home(self.limits, number, lambda: next(self._blocks)) for number in range(self.limits.homes)]
+
+    def _most_tokens(self, request: Request) -> int:
+        """How many tokens the request may make."""
+        length = len(request.prompt)
+        if not length:
+            raise RequestError("the prompt is empty", advice="Give it at least one token.")
+        if request.max_tokens < 1:
+            raise RequestError("at least one token has to be made")
+        if (context := self.limits.context) and length > context:
+            raise RequestError(
+                f"the prompt has {length} tokens, the model's context is {context}", advice="Shorten it."
+            )
+        if request.home is not None and not 0 <= request.home < self.limits.homes:
+            what = (
+                f"rank {request.home} is asked for, and the model has {self.limits.homes} with sequences of their own"
+            )
+            raise RequestError(what, advice="Leave the rank out, or load the model with --ep.")
+        homes = self._homes if request.home is None else [self._homes[request.home]]
+        room = min(home.budget.longest for home in homes)
+        if length > room:
+            raise RequestError(
+                f"the prompt has {length} tokens, and the nodes have room for {room}",
+                advice="Shorten it, or load the model on more nodes.",
+            )
+        return min(request.max_tokens, room - length + 1, context - length + 1 if context else request.max_tokens)
