@@ -167,7 +167,18 @@ def _spares(cluster: Table, nodes: Sequence[Table]) -> Iterable[Mistake]:
 
 
 def _experts(cluster: Table, _nodes: Sequence[Table]) -> Iterable[Mistake]:
-    sizes = ("tensor_parallel_size", "data_parallel_size")
-    if cluster["expert_parallel"] and not cluster.unknown & set(sizes) and all(cluster[size] == 1 for size in sizes):
-        what = "expert_parallel has nothing to spread experts over: tensor_parallel_size and data_parallel_size are 1"
-        yield cluster.mistake(what, "Set one of them to 2 or more, or leave expert_parallel out.", "expert_parallel")
+    """Experts are spread over replicas of one node each, which have the rest of the model whole."""
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    if not cluster["expert_parallel"] or cluster.unknown & set(sizes):
+        return
+    tp, pp, dp = (cluster[size] for size in sizes)
+    mend = f"Make the nodes hybrid, with data_parallel_size = {tp * pp * dp} alone, or leave expert_parallel out."
+    if tp > 1:
+        what = f"expert_parallel is for nodes that have attention whole, and tensor_parallel_size {tp} cuts it"
+        yield cluster.mistake(what, mend, "expert_parallel")
+    elif pp > 1:
+        what = f"expert_parallel in each of {pp} pipeline stages is not there yet"
+        yield cluster.mistake(what, mend, "expert_parallel")
+    elif dp == 1:
+        what = "expert_parallel has nothing to spread experts over: data_parallel_size is 1"
+        yield cluster.mistake(what, "Set it to 2 or more, or leave expert_parallel out.", "expert_parallel")

@@ -175,7 +175,7 @@ CLUSTER_KEYS = (
     Key("tensor_parallel_size", _whole(1, MAX_SIZE, "2"), _SIZE, 1, "Ranks in every stage of a mesh."),
     Key("pipeline_parallel_size", _whole(1, MAX_SIZE, "2"), _SIZE, 1, "Stages of a mesh."),
     Key("data_parallel_size", _whole(1, MAX_SIZE, "2"), _SIZE, 1, "Replicas of the mesh."),
-    Key("expert_parallel", _flag, "true or false", False, "Spread whole experts over ranks and replicas."),
+    Key("expert_parallel", _flag, "true or false", False, "Spread experts over the replicas, of one node each."),
     Key(
         "secret_file",
         _text('"cluster.secret"'),

@@ -75,7 +75,9 @@ MISTAKES = [
     (cluster(A, model=""), 'line 3: [cluster]: model is empty, too long, or holds a control character. Write 1 to 4096 printable characters, like "smollm2-135m".'),
     (cluster(A, secret_file="s", previous_secret_file="s"), "line 4: [cluster]: secret_file and previous_secret_file are one file. Leave previous_secret_file out until the secret changes."),
     (cluster(A, secret_file="s", previous_secret_file="./s"), "line 4: [cluster]: secret_file and previous_secret_file are one file. Leave previous_secret_file out until the secret changes."),
-    (cluster(A, expert_parallel=True), "line 3: [cluster]: expert_parallel has nothing to spread experts over: tensor_parallel_size and data_parallel_size are 1. Set one of them to 2 or more, or leave expert_parallel out."),
+    (cluster(A, expert_parallel=True), "line 3: [cluster]: expert_parallel has nothing to spread experts over: data_parallel_size is 1. Set it to 2 or more, or leave expert_parallel out."),
+    (cluster(*mesh(1, 2, "tp"), tensor_parallel_size=2, expert_parallel=True), "line 4: [cluster]: expert_parallel is for nodes that have attention whole, and tensor_parallel_size 2 cuts it. Make the nodes hybrid, with data_parallel_size = 2 alone, or leave expert_parallel out."),
+    (cluster(*mesh(2, 1, "pipeline"), pipeline_parallel_size=2, expert_parallel=True), "line 4: [cluster]: expert_parallel in each of 2 pipeline stages is not there yet. Make the nodes hybrid, with data_parallel_size = 2 alone, or leave expert_parallel out."),
     # Names.
     (cluster(A, name=""), 'line 3: [cluster]: name has 0 bytes of UTF-8; 1 to 128 are allowed. Write 1 to 128 bytes of printable text, like "lab".'),
     (cluster(A, name="a\\tb"), 'line 3: [cluster]: name \'a\\tb\' holds a control character. Write 1 to 128 bytes of printable text, like "lab".'),
