@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mlxcel_nb.cluster.config import ClusterConfig, Mesh, NodeEntry, load_config
+from mlxcel_nb.cluster.roles import GROUP_ROLES
 from mlxcel_nb.commands.dispatch import Context
 from mlxcel_nb.commands.parser import UsageProblem
 from mlxcel_nb.errors import ClusterError, ConfigError
@@ -27,7 +28,7 @@ class Asked:
     Args:
         notes: where they and their memory come from.
         sharing: so many of them share this machine, its memory's bandwidth and its cores; 1 where each is a machine.
-        mesh: name of the mesh of a cluster file that they are; "" for any others.
+        mesh: name of the mesh of a cluster file that they are, or names of its replicas; "" for any others.
         places: of a cluster file's nodes: id, role, stage, rank.
         given: how that file lays a model over them.
         device: what MLX computes on there, "cpu" or "gpu", a CPU among others counting for all; "" where nobody knows.
@@ -121,21 +122,30 @@ def from_config(config: ClusterConfig, source: str) -> list[Asked]:
         notes.append(f"A node of which {source} says no memory_bytes is planned with {free}.")
     if config.spares:
         notes.append(f"Spares hold nothing and are left out: {', '.join(node.id for node in config.spares)}.")
-    if config.expert_parallel:
-        notes.append("The file spreads experts; its own layout is judged with them cut like everything else.")
     device = _device_here() if len(here) == len(working) else ""
     if not config.meshes:
         return [Asked(tuple(nodes.values()), tuple(notes), max(1, len(here)), "", tuple(working), device=device)]
-    found = [_mesh(config, mesh, nodes, notes, max(1, len(here))) for mesh in config.meshes]
+    meshes = [[mesh] for mesh in config.meshes]
+    if config.expert_parallel:  # then a model lies over all replicas, which are of one node each
+        apart = [mesh for mesh in config.meshes if mesh.role in GROUP_ROLES]
+        meshes = [[mesh for mesh in config.meshes if mesh not in apart], *([mesh] for mesh in apart)]
+        notes.append("The file spreads experts over its replicas, which are planned as one.")
+    found = [_mesh(config, each, nodes, notes, max(1, len(here))) for each in meshes]
     return [replace(asked, device=device) for asked in found]
 
 
-def _mesh(config: ClusterConfig, mesh: Mesh, nodes: dict[str, Node], notes: Sequence[str], sharing: int) -> Asked:
-    members = tuple(nodes[name] for name in mesh.members)
-    tp = config.tensor_parallel_size if len(members) > 1 else 1
-    given = Given(tp, len(members) // tp, members, mesh.layers)
-    places = tuple(config.node(name) for name in mesh.members)
-    return Asked(members, tuple(notes), sharing, mesh.name, places, given)
+def _mesh(
+    config: ClusterConfig, meshes: Sequence[Mesh], nodes: dict[str, Node], notes: Sequence[str], sharing: int
+) -> Asked:
+    """A mesh of the file, or its replicas as expert-parallel ranks of one model."""
+    names = [name for mesh in meshes for name in mesh.members]
+    members = tuple(nodes[name] for name in names)
+    if len(meshes) > 1:
+        given, title = Given(1, 1, members, ep=len(members)), f"{meshes[0].name} to {meshes[-1].name}"
+    else:
+        tp = config.tensor_parallel_size if len(members) > 1 else 1
+        given, title = Given(tp, len(members) // tp, members, meshes[0].layers), meshes[0].name
+    return Asked(members, tuple(notes), sharing, title, tuple(config.node(name) for name in names), given)
 
 
 def _node(entry: NodeEntry, here: int, source: str) -> Node:

@@ -6,12 +6,14 @@ for their sums; stages go across hosts, and onto nodes that differ; of what is l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mlxcel_nb.cluster.layout import LayerRange, Layout, Sizes, split_evenly
+from mlxcel_nb.cluster.layout import LayerRange, Layout, Sizes, check_alone, split_evenly
+from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.plan.capacity import LONGEST
 from mlxcel_nb.plan.estimate import PROCESS, Links, Load, NodePlan, Placement, Times, node_plan, times
+from mlxcel_nb.plan.experts import dense
 from mlxcel_nb.plan.facts import ModelFacts
 from mlxcel_nb.plan.nodes import Node, Speed, alike
 from mlxcel_nb.plan.stages import StageCosts, split_layers
@@ -66,12 +68,14 @@ class Given:
     Args:
         nodes: by member, stage-major.
         stages: layers by hand; None where they are to be shared as is best.
+        ep: expert-parallel ranks, in place of the others.
     """
 
     tp: int
     pp: int
     nodes: tuple[Node, ...]
     stages: tuple[LayerRange, ...] | None = None
+    ep: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,12 +133,21 @@ def advise(
             judged.append(_judge(facts, _choose(nodes, ep, 1), Sizes(ep=ep), load, links, usual, known=known))
         elif ep in facts.unspread:
             refused.append((f"ep{ep}", str(facts.unspread[ep])))
+    if facts.spread:
+        refused += _not_together(len(nodes))
     own, cannot = None, ""
     if given is not None:
         cannot = _cannot(facts, given)
     if given is not None and not cannot:
         own = _judge(
-            facts, given.nodes, Sizes(given.tp, given.pp), load, links, usual, known=known, stages=given.stages
+            facts,
+            given.nodes,
+            Sizes(given.tp, given.pp, given.ep),
+            load,
+            links,
+            usual,
+            known=known,
+            stages=given.stages,
         )
         judged = [own, *(each for each in judged if each.placement != own.placement)]
     best = _best(judged)
@@ -143,10 +156,22 @@ def advise(
     return Advice(tuple(judged), tuple(refused), best, tuple(why), by, own, cannot)
 
 
+def _not_together(members: int) -> Iterator[tuple[str, str]]:
+    """Splits that expert-parallel ranks do not go with, where there are nodes for them; the smallest of each."""
+    for sizes in (Sizes(tp=2, ep=2), Sizes(pp=2, ep=2)):
+        if sizes.members <= members:
+            try:
+                check_alone(sizes)
+            except ConfigError as error:
+                yield f"{Layout(split_evenly(sizes.pp, sizes.pp), sizes.tp, sizes.ep).name} and more", str(error)
+
+
 def _cannot(facts: ModelFacts, given: Given) -> str:
     """Why a layout that was laid down is none for this model; "" where it is one."""
     if given.tp in facts.refused:
         return str(facts.refused[given.tp])
+    if given.ep > 1 and given.ep not in facts.spread:
+        return str(facts.unspread.get(given.ep) or dense(facts.model_type, given.ep))
     if given.pp > 1 and facts.unstaged:
         return facts.unstaged
     if given.pp > facts.n_layers:
