@@ -52,8 +52,11 @@ def this_node() -> Any:
 def raise_in_layer(index: int, call: int) -> None:
     """On an engine: the feed-forward of the `index`-th layer it holds raises at its `call`-th run from now, once.
 
-    With several ranks the others wait in that layer's second all-reduce by then, whose first is done.
+    With several ranks the others wait in that layer's second all-reduce by then, whose first is done. The error says
+    when that was, by the host's monotonic clock, which all its processes share.
     """
+    import time
+
     from mlxcel_nb.models.stages import Held
 
     layers: list[Any] = this_node()._worker.instance.part.skeleton.layers
@@ -67,7 +70,7 @@ def raise_in_layer(index: int, call: int) -> None:
             seen += 1
             if seen == call:
                 self.__class__ = own
-                raise ZeroDivisionError(f"struck in layer {index + 1}")
+                raise ZeroDivisionError(f"struck in layer {index + 1} at {time.monotonic():.3f}")
             return super().__call__(x)
 
     mlp.__class__ = Struck

@@ -107,11 +107,13 @@ def test_a_lost_engine_is_named_in_time(phase: str, how: int, layout: dict[str, 
         wait_until(lambda: activity(cluster, "engine-0") == "idle", deadline_s=10, what="the survivor to be idle")
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=layout_id)
 def test_an_exception_in_a_layer_ends_the_request_and_no_more(layout: dict[str, int], smollm2: Path) -> None:
     """Case 25, in prefill, in decode, and while loading: the first error and its node are shown, the next one works.
 
     The third layer raises between its two all-reduces, on a follower, and on the leader when all were told to begin.
+    The deadline counts from the moment at which it does, however long the machine took to get there.
     """
     ask = SamplingParams(max_tokens=12)
     with nothing_left(Cluster(2)) as cluster:
@@ -120,10 +122,11 @@ def test_an_exception_in_a_layer_ends_the_request_and_no_more(layout: dict[str, 
         for victim, call, made in ((VICTIM, 1, 0), (VICTIM, 6, 5), ("engine-0", 1, 0), ("engine-0", 6, 5)):
             on_engine(cluster, victim, raise_in_layer, 2, call)
             stream = cluster.stream("The sea is", ask)
-            began = time.monotonic()
-            with pytest.raises(NodeFailed, match=f"{victim}: ZeroDivisionError: struck in layer 3"):
+            with pytest.raises(NodeFailed, match=f"{victim}: ZeroDivisionError: struck in layer 3 at ") as caught:
                 stream.result()
-            assert time.monotonic() - began < PROMPT_S
+            struck = re.search(r" at (\d+\.\d+)", str(caught.value))
+            assert struck is not None
+            assert time.monotonic() - float(struck[1]) < PROMPT_S
             assert len(stream.token_ids) == made
             assert cluster.generate("The sea is", ask).token_ids == whole.token_ids
         cluster.unload()
