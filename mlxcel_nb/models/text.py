@@ -66,11 +66,19 @@ class StopStrings:
         self._held = ""
         self._matched: str | None = None
 
-    def feed(self, delta: str) -> tuple[str, str | None]:
-        """(text to emit, the stop string that ended it or None). After a match all text is dropped."""
+    def feed(self, delta: str, *, armed: bool = True) -> tuple[str, str | None]:
+        """(text to emit, the stop string that ended it or None). After a match all text is dropped.
+
+        Args:
+            armed: False for text that is to come whatever it holds, as an answer's first `min_tokens`; no stop string
+                begins in it.
+        """
         if self._matched is not None:
             return "", self._matched
         text = self._held + delta
+        if not armed:
+            self._held = ""
+            return text, None
         found = [(text.index(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
         if found:
             end, _, self._matched = min(found)

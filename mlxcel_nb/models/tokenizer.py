@@ -30,6 +30,8 @@ class Backend(Protocol):
 
     def token_to_id(self, token: str) -> int | None: ...
 
+    def to_json(self) -> str | None: ...
+
 
 class Tokenizer:
     """A model's tokenizer. Made by `load_tokenizer`.
@@ -72,6 +74,10 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of `ids`. Ids beyond the vocabulary, which a padded output layer can yield, are no text."""
         return self._backend.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special)
+
+    def to_json(self) -> str | None:
+        """The tokenizer as the `tokenizers` library writes it, added tokens included; None for one it cannot hold."""
+        return self._backend.to_json()
 
     def render_chat(
         self,
@@ -180,6 +186,9 @@ class _FastBackend:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
+    def to_json(self) -> str | None:
+        return str(self._tokenizer.to_str())
+
     def _add_tokens(self, config: dict[str, Any], special: dict[str, str]) -> None:
         """Tokens that only tokenizer_config.json declares, in the order of their ids, then the named ones."""
         from tokenizers import AddedToken
@@ -222,3 +231,7 @@ class _TransformersBackend:
     def token_to_id(self, token: str) -> int | None:
         found = self._tokenizer.convert_tokens_to_ids(token)
         return found if isinstance(found, int) else None
+
+    def to_json(self) -> str | None:
+        fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        return None if fast is None else str(fast.to_str())

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
+
+from mlxcel_nb.models.gguf_file import GgufFile
+from mlxcel_nb.models.gguf_tokenizer import tokenizer_files
+from mlxcel_nb.models.tokenizer import load_tokenizer
 
 HIDDEN, HEADS, KV_HEADS, FFN, LAYERS, VOCAB = 64, 4, 2, 96, 2, 300
 MATRICES = {
@@ -117,3 +122,42 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return held
+
+
+def metadata_file(**fields: Any) -> GgufFile:
+    return GgufFile(
+        path=Path("x.gguf"), tensors={}, metadata={f"tokenizer.{key}": value for key, value in fields.items()}
+    )
+
+
+def load_from(folder: Path, file: GgufFile) -> Any:
+    for name, content in tokenizer_files(file).items():
+        (folder / name).write_text(json.dumps(content))
+    return load_tokenizer(folder)
+
+
+def sentencepieces(folder: Path) -> tuple[Any, Any]:
+    """A tokenizer of SentencePiece's kind as a GGUF file gives it, and the library's own of the same vocabulary."""
+    import sentencepiece
+
+    corpus = folder / "corpus.txt"
+    corpus.write_text("\n".join(["the quick brown fox jumps over the lazy dog", "pack my box with five dozen"] * 50))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=str(folder / "spm"), vocab_size=330, model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
+    )  # fmt: skip
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
+    ids = range(theirs.vocab_size())
+    types = [2 if theirs.is_unknown(i) else 3 if theirs.is_control(i) else 6 if theirs.is_byte(i) else 1 for i in ids]
+    file = metadata_file(
+        **{
+            "ggml.model": "llama",
+            "ggml.tokens": [theirs.id_to_piece(i) for i in ids],
+            "ggml.scores": [theirs.get_score(i) for i in ids],
+            "ggml.token_type": types,
+            "ggml.bos_token_id": theirs.bos_id(),
+            "ggml.eos_token_id": theirs.eos_id(),
+            "ggml.unknown_token_id": theirs.unk_id(),
+        }
+    )
+    return load_from(folder, file), theirs

@@ -123,6 +123,16 @@ def test_only_what_may_become_a_stop_is_held_back() -> None:
     assert stopper.flush() == ""
 
 
+def test_no_stop_begins_in_text_that_is_to_come_anyway() -> None:
+    """Case 18."""
+    stopper = StopStrings(["ab"])
+    assert stopper.feed("xab a", armed=False) == ("xab a", None)
+    assert stopper.feed("b") == ("b", None)
+    assert stopper.feed("a") == ("", None)
+    assert stopper.feed("c", armed=False) == ("ac", None)
+    assert stopper.feed("ab") == ("", "ab")
+
+
 def test_without_stops_nothing_is_held_back() -> None:
     stopper = StopStrings([])
     assert stopper.feed("anything") == ("anything", None)

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from mlxcel_nb.errors import ModelError, RequestError
-from mlxcel_nb.models.gguf_file import GgufFile
 from mlxcel_nb.models.gguf_tokenizer import tokenizer_files
 from mlxcel_nb.models.tokenizer import load_tokenizer
-from tests.models.gguf_files import write_gguf
+from tests.models.gguf_files import metadata_file, sentencepieces, write_gguf
 from tests.tiny import make_tiny
 
 TEXTS = ["the cat", "", " two  spaces", "<s>in</s>", "<extra>x<extra>", "é🙂"]
@@ -121,42 +120,8 @@ def test_neither_transformers_nor_mlx_is_imported(smollm2: Path) -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def metadata_file(**fields: Any) -> GgufFile:
-    return GgufFile(
-        path=Path("x.gguf"), tensors={}, metadata={f"tokenizer.{key}": value for key, value in fields.items()}
-    )
-
-
-def load_from(folder: Path, file: GgufFile) -> Any:
-    for name, content in tokenizer_files(file).items():
-        (folder / name).write_text(json.dumps(content))
-    return load_tokenizer(folder)
-
-
 def test_a_sentencepiece_vocabulary_gives_sentencepieces_ids(tmp_path: Path) -> None:
-    import sentencepiece
-
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(["the quick brown fox jumps over the lazy dog", "pack my box with five dozen"] * 50))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus), model_prefix=str(tmp_path / "spm"), vocab_size=330, model_type="bpe", byte_fallback=True,
-        normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
-    )  # fmt: skip
-    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
-    ids = range(theirs.vocab_size())
-    types = [2 if theirs.is_unknown(i) else 3 if theirs.is_control(i) else 6 if theirs.is_byte(i) else 1 for i in ids]
-    file = metadata_file(
-        **{
-            "ggml.model": "llama",
-            "ggml.tokens": [theirs.id_to_piece(i) for i in ids],
-            "ggml.scores": [theirs.get_score(i) for i in ids],
-            "ggml.token_type": types,
-            "ggml.bos_token_id": theirs.bos_id(),
-            "ggml.eos_token_id": theirs.eos_id(),
-            "ggml.unknown_token_id": theirs.unk_id(),
-        }
-    )
-    ours = load_from(tmp_path, file)
+    ours, theirs = sentencepieces(tmp_path)
     for text in ["the quick fox", "quickly  boxed ", " the", "dozens of 🙂 é foxes\nand\tdogs", "overlazy", "12 pack"]:
         ids_of_text = theirs.encode(text)
         assert ours.encode(text, add_special=False) == ids_of_text
