@@ -106,12 +106,14 @@ def count(findings: Sequence[Finding]) -> str:
     """The result in a sentence."""
     cannot = sum(bool(each.cannot) for each in findings)
     untested = sum(each.untested for each in findings)
-    refused = sum(not each.wrong and any(v.refused for v in each.verdicts) for each in findings)
+    refused = sum(each.refused for each in findings)
+    equal = [each for each in findings if not (each.wrong or each.cannot or each.untested or each.refused)]
+    partly = sum(any(verdict.refused for verdict in each.verdicts) for each in equal)
     wrong = sum(each.wrong for each in findings)
-    equal = len(findings) - sum(each.wrong or bool(each.cannot) or each.untested for each in findings)
-    words = [f"{len(findings)} architecture{'s' if len(findings) != 1 else ''}: {equal} equal"]
-    words += [f"{refused} of them not in every layout"] if refused else []
+    words = [f"{len(findings)} architecture{'s' if len(findings) != 1 else ''}: {len(equal)} equal"]
+    words += [f"{partly} of them not in every layout"] if partly else []
     words += [f"{wrong} not"] if wrong else []
+    words += [f"{refused} in none of these layouts"] if refused else []
     words += [f"{cannot} that mlx-lm itself cannot run here"] if cannot else []
     words += [f"{untested} untested"] if untested else []
     return ", ".join(words) + "."
@@ -122,6 +124,8 @@ def _summary(finding: Finding) -> str:
         return f"{NOTHING} untested"
     if finding.wrong:
         return f"{DIFFERS} not equal"
+    if finding.refused:
+        return f"{NOTHING} refused"
     return f"{NOTHING} cannot run" if finding.cannot else f"{EQUALS} equal"
 
 

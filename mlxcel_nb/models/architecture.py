@@ -29,6 +29,12 @@ SAME_AS = {
 
 _CONFIG = "Give a model folder, or the config.json of one as it was published."
 
+TRIPPED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
+"""What a model's own code raises over a config that is none, wherever in it that shows."""
+
+_MOST_LAYERS = 10_000
+"""Ten times what any published model has; building more would take minutes before anything could be said."""
+
 _COUNTS = ("num_hidden_layers", "hidden_size", "vocab_size")
 _MEASURES = (*_COUNTS, "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 """What every model has some of, and what is a number wherever it is: of each layer one in some architectures."""
@@ -113,11 +119,17 @@ def build(config: dict[str, Any], folder: Path | None = None) -> Any:
     file = _own_file(folder, config) if folder is not None and config.get("model_file") else _file_of_mlx_lm(config)
     try:
         model = file.Model(file.ModelArgs.from_dict(config))
-    except (TypeError, ValueError, KeyError, AssertionError) as error:
-        whose = config.get("model_file") or "mlx-lm"
-        raise ModelError(f"{whose} does not accept this config.json: {error}") from error
+    except TRIPPED as error:
+        raise not_accepted(config, error) from error
     model.eval()
     return model
+
+
+def not_accepted(config: dict[str, Any], error: Exception) -> ModelError:
+    """What to tell of one of `TRIPPED`."""
+    whose = config.get("model_file") or "mlx-lm"
+    what = f"its key {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    return ModelError(f"{whose} does not accept this config.json: {what}", advice=_CONFIG)
 
 
 def _check_measures(config: dict[str, Any]) -> None:
@@ -133,6 +145,10 @@ def _check_measures(config: dict[str, Any]) -> None:
             empty = name in _COUNTS and isinstance(value, int) and value < 1
             if empty or isinstance(value, (str, bool)):
                 raise ModelError(f"config.json: {name} is {value!r:.40}, not a whole number from 1", advice=_CONFIG)
+        layers = table.get("num_hidden_layers")
+        if isinstance(layers, int) and layers > _MOST_LAYERS:
+            what = f"config.json: num_hidden_layers is {layers}, and models of up to {_MOST_LAYERS} are taken"
+            raise ModelError(what, advice=_CONFIG)
 
 
 def vocabulary(model: Any) -> int:

@@ -246,7 +246,10 @@ def _rank(
         look = seen[key] = Look(model, own.layers if own else [], heads=heads, chunk=source.chunk)
         look.place(shapes, activations)
         sharding.join(model, tensor_plan, look.all_reduce)
-        look.run(_by_config(source.config, part.tp_size, activations.size))
+        try:
+            look.run(_by_config(source.config, part.tp_size, activations.size))
+        except architecture.TRIPPED as error:  # what mlx-lm reads of a config only when it runs
+            raise architecture.not_accepted(source.config, error) from error
     names = [[name for name in shapes if name.startswith(each)] for each in _prefixes(skeleton)] or [list(shapes)]
     laps = skeleton.family.laps if skeleton else 1
     layers = [_layer(weights, own, shapes, look, index, activations, laps) for index, own in enumerate(names)]

@@ -21,6 +21,8 @@ from mlxcel_nb.models.stages import Skeleton, named_arrays
 from mlxcel_nb.plan.cuts import Cut
 from mlxcel_nb.plan.shards import Range
 
+_APART = "Its weights and its config.json are not of one model: get it again."
+
 
 @dataclass(frozen=True)
 class Source:
@@ -84,14 +86,15 @@ class Weights:
             path, _, leaf = name.rpartition(".")
             packed = leaf in ("scales", "biases") and f"{path}.scales" in self._sources
             if name not in self._shapes and not (packed and f"{path}.weight" in self._shapes):
-                raise ModelError(f"{source.place} holds {name}, which a model of this config.json does not have")
+                what = f"{source.place} holds {name}, which a model of this config.json does not have"
+                raise ModelError(what, advice=_APART)
         for name, shape in self._shapes.items():
             found = self._sources.get(name)
             if found is None:
                 raise ModelError(f"tensor {name} is in none of the model's files", advice="Get the model again.")
             if self._packing(name) is None and found.shape != shape:
-                raise ModelError(f"{found.place}: tensor {name} has shape {list(found.shape)}, "
-                                 f"config.json says {list(shape)}")  # fmt: skip
+                what = f"{found.place}: tensor {name} has shape {list(found.shape)}, config.json says {list(shape)}"
+                raise ModelError(what, advice=_APART)
 
     def _packing(self, name: str) -> Quantisation | None:
         """How a weight is quantised in the files, or None."""
@@ -101,8 +104,10 @@ class Weights:
             return None
         weight, full = self._sources[name], self._shapes[name]
         if weight.shape[:-1] != full[:-1] or scales.shape[:-1] != full[:-1]:
-            raise ModelError(f"{weight.place}: tensor {name} and its scales have shapes {list(weight.shape)} and "
-                             f"{list(scales.shape)}, config.json says {list(full)}")  # fmt: skip
+            raise ModelError(
+                f"{weight.place}: tensor {name} and its scales have shapes {list(weight.shape)} and "
+                f"{list(scales.shape)}, config.json says {list(full)}", advice=_APART,
+            )  # fmt: skip
         packing = of_weight(
             self._table, path, features=full[-1], words=weight.shape[-1], groups=scales.shape[-1],
             byte_scales=not scales.floating,

@@ -142,7 +142,15 @@ def test_a_config_that_is_none(tmp_path: Path) -> None:
     [
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, not a whole number from 1"),
         ({"hidden_size": "896"}, "hidden_size is '896', not a whole number from 1"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, and models of up to 10000 are taken"),
         ({"vocab_size": True}, "vocab_size is True, not"),
+        ({"vocab_size": 10**12}, "does not accept this config.json: Integer value"),
+        ({"num_attention_heads": 0}, "does not accept this config.json: integer division"),
+        ({"rope_scaling": "linear"}, "does not accept this config.json: 'str' object has no attribute"),
+        (
+            {"layer_types": ["sliding_attention", *["full_attention"] * 31]},
+            "does not accept this config.json: unsupported operand",
+        ),
         ({"text_config": {"hidden_size": -1}}, "hidden_size is -1, not"),
         ({"model_type": "llama9"}, r"'llama9' is not supported by mlx-lm\. A newer one may know it: pip install -U"),
         ({"quantization_config": {"quant_method": "fp8"}}, "by fp8 are not read here.*--bits 4"),

@@ -191,17 +191,28 @@ def test_a_table_says_where_two_runs_part() -> None:
 def findings() -> list[Finding]:
     equal = Verdict(layout="tp2", dtype="float32", tokens=9, delta=1e-6)
     wrong: Any = Verdict(layout="tp2", dtype="float32", tokens=9, delta=0.5, layer=1, member="rank 1", forced_token=4)
+    refused = Verdict(layout="ep2", refused="no such thing")
     return [
-        Finding(name="a", verdicts=(equal,)),
-        Finding(name="b", verdicts=(wrong,)),
-        Finding(name="c", verdicts=(Verdict(layout="tp2", refused="no such thing"),)),
+        Finding(name="a", verdicts=(equal, refused)),
+        Finding(name="b", verdicts=(wrong, refused)),
+        Finding(name="c", verdicts=(refused,)),
         Finding(name="d", untested=True),
     ]
 
 
 def test_the_table_of_the_catalogue_gives_reasons() -> None:
-    text = catalogue_view(findings(), ["tp2"]).text
-    assert count(findings()) == "4 architectures: 2 equal, 1 of them not in every layout, 1 not, 1 untested."
+    text = catalogue_view(findings(), ["tp2", "ep2"]).text
+    assert (
+        count(findings()) == "4 architectures: 1 equal, 1 of them not in every layout, 1 not, "
+        "1 in none of these layouts, 1 untested."
+    )
     assert "✕ 5e-01" in text
     assert "layer 1, seen by rank 1, first token that differs 4 of 9" in text
     assert "no such thing" in text
+
+
+def test_what_was_compared_with_nothing_is_not_called_equal() -> None:
+    refused = findings()[2]
+    assert not refused.wrong
+    assert "○ refused" in (text := catalogue_view([refused], ["ep2"]).text)
+    assert "●" not in text

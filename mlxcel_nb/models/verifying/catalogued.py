@@ -49,6 +49,11 @@ class Finding:
         expected = (entry := catalogue.entry(self.name)) is not None and bool(entry.fails)
         return any(not each.equal and not each.refused for each in self.verdicts) or bool(self.cannot and not expected)
 
+    @property
+    def refused(self) -> bool:
+        """No layout can be, so nothing was compared."""
+        return bool(self.verdicts) and all(each.refused for each in self.verdicts)
+
     def to_dict(self) -> dict[str, Any]:
         verdicts = [each.to_dict() for each in self.verdicts]
         return {**asdict(self), "features": list(self.features), "verdicts": verdicts, "wrong": self.wrong}
