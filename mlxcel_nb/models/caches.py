@@ -15,25 +15,43 @@ import mlx.core as mx
 
 def leaves(caches: Any) -> Iterator[Any]:
     """Every cache that counts tokens, also those a layer has several of."""
+    return (cache for cache in every(caches) if hasattr(cache, "offset"))
+
+
+def every(caches: Any) -> Iterator[Any]:
+    """Every cache, also those a layer has several of, and those that do not count."""
     for cache in caches:
         if isinstance(cache, list | tuple):
-            yield from leaves(cache)
+            yield from every(cache)
         elif hasattr(cache, "caches"):
-            yield from leaves(cache.caches)
-        elif hasattr(cache, "offset"):
+            yield from every(cache.caches)
+        elif cache is not None:
             yield cache
 
 
 def positions(caches: Any) -> list[Any]:
-    """Where each of the `leaves` stands."""
+    """Where each of the `leaves` stands: a number, or an array of one for each row of a batch."""
     return [cache.offset for cache in leaves(caches)]
 
 
 def advance_others(caches: Any, before: list[Any], count: int) -> None:
-    """Move on by `count` tokens whatever a step has not moved from where it stood `before` it."""
+    """Move on by `count` tokens whatever a step has not moved from where it stood `before` it.
+
+    The positions of a batch are an array, which mlx-lm adds to, once for each layer. Nothing evaluates what a layer
+    without rotary positions adds up, or one of another stage, so that their graphs would grow from step to step. All
+    layers that stood at one array get one new array instead, whose values are known.
+    """
+    moved: dict[int, mx.array] = {}
     for cache, position in zip(leaves(caches), before, strict=True):
-        if cache.offset is position or (isinstance(position, int) and cache.offset == position):
+        if isinstance(position, int):
+            if cache.offset == position:
+                advance(cache, count)
+            continue
+        if cache.offset is position:
             advance(cache, count)
+        if id(position) not in moved:
+            moved[id(position)] = _plus(position, count)
+        cache.offset = moved[id(position)]
 
 
 def advance(cache: Any, count: int) -> None:
@@ -43,6 +61,9 @@ def advance(cache: Any, count: int) -> None:
     follows from the same sizes its own updates go through; a chunked one forgets its oldest tokens.
     """
     if cache is None or not hasattr(cache, "offset"):
+        return
+    if hasattr(cache, "left_padding"):
+        _advance_batch(cache, count)
         return
     if hasattr(cache, "max_size") and hasattr(cache, "_idx"):
         cache._idx = _rotating_position(cache._idx, cache.offset, count, cache.max_size, getattr(cache, "keep", 0))
@@ -62,3 +83,32 @@ def _rotating_position(position: int, offset: int, count: int, max_size: int, ke
         return count
     held = position if position == offset else max_size  # they part once the oldest has been overwritten or cut
     return min(held, max_size - 1) + count
+
+
+def _advance_batch(cache: Any, count: int) -> None:
+    """The same for several sequences, whose rows end at a common column."""
+    cache.offset = _plus(cache.offset, count)
+    if not hasattr(cache, "max_size"):
+        cache._idx += count
+        return
+    cut = 0
+    if count == 1:
+        if cache._idx > cache.max_size:  # several tokens at once have left more than the window
+            cut, cache._idx = cache._idx - cache.max_size, cache.max_size
+        if cache._idx == cache.max_size:
+            cache._idx, cache.rotated = 0, True
+        cut += cache.rotated
+    elif cache._offset:
+        held = cache.max_size if cache.rotated else cache._idx
+        cut = max(0, held - cache.max_size + 1)
+        cache._idx, cache.rotated = held - cut, False
+    cache._idx += count
+    cache._offset += count
+    if cut:
+        cache.left_padding = _plus(cache.left_padding, -cut)
+
+
+def _plus(array: mx.array, count: int) -> mx.array:
+    """A sum that is no graph: a few numbers, which Python adds."""
+    values: Any = array.tolist()
+    return mx.array([value + count for value in values])

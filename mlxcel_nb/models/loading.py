@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.errors import ConfigError, ModelError, OutOfMemory
-from mlxcel_nb.models import architecture, device, quantisation, sharding, stages, untested
+from mlxcel_nb.models import architecture, batching_rows, device, quantisation, sharding, stages, untested
 from mlxcel_nb.models.memory import MemoryRoom, room
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
@@ -105,6 +105,7 @@ def load_part(
         raise ConfigError(f"the model has {len(model.layers)} layers, not {part.n_layers}")
     weights = Weights(model, skeleton, entries, quantisation.settings(config), target=_target(dtype))
     name = architecture.module_name(config)
+    one_by_one = batching_rows.why_not(model, name)
     remarks = [*stages.check_stages(skeleton, name, part), *untested.of_ranks(name, part)]
     check_tp(config, part.tp_size)
     tensor_plan = sharding.plan(model, config, part, groups=weights.group, experts=experts)
@@ -156,6 +157,7 @@ def load_part(
         planned_bytes=sum(sizes),
         warnings=[*_of_code(config), *remarks, *weights.warnings, *tensor_plan.remarks()],
         dispatch=dispatch,
+        one_by_one=one_by_one,
     )
 
 

@@ -27,6 +27,7 @@ class LoadedPart:
         dtype: of the activations, as MLX names it ("float32").
         warnings: what a user should hear about the model's files.
         dispatch: where experts are spread, how those of other ranks are reached.
+        one_by_one: why several sequences take a forward each; empty where one does for all of them.
     """
 
     model: Any
@@ -38,6 +39,7 @@ class LoadedPart:
     planned_bytes: int
     warnings: list[str] = field(default_factory=list)
     dispatch: Dispatch | None = None
+    one_by_one: str = ""
 
     @property
     def layers(self) -> tuple[int, int]:

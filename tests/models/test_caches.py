@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,74 @@ def test_only_what_a_step_has_not_moved_is_moved() -> None:
 
 def test_a_missing_cache_is_nothing_to_move() -> None:
     advance(None, 3)
+
+
+def merged(kind: int, lengths: list[int], *, fed: bool) -> tuple[Any, list[Any]]:
+    """A batch of sequences that were read in chunks of 5."""
+    from mlxcel_nb.models.batching_rows import Numbers, kind_of
+
+    singles = [kinds()[kind] for _ in lengths]
+    for cache, length in zip(singles, lengths, strict=True):
+        for at in range(0, length, 5):
+            step(cache, min(5, length - at), 1, fed=fed)
+    how = kind_of(singles[0])
+    assert how is not None
+    return how.build(None, [], singles, Numbers()), singles
+
+
+def step(cache: Any, count: int, rows: int, *, fed: bool) -> None:
+    if fed:
+        before = positions([cache])
+        cache.update_and_fetch(mx.zeros((rows, 1, count, 32)), mx.zeros((rows, 1, count, 32)))
+        advance_others([cache], before, count)
+    else:
+        advance_others([cache], positions([cache]), count)
+
+
+def told(cache: Any) -> list[Any]:
+    numbers = [cache.offset.tolist(), cache.left_padding.tolist(), cache._idx]
+    return [*numbers, cache._offset, cache.rotated] if hasattr(cache, "rotated") else numbers
+
+
+@pytest.mark.parametrize("steps", STEPS, ids=str)
+@pytest.mark.parametrize("kind", [0, 1, 3])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("lengths", [[3, 5], [2, 8, 7], [20, 1], [13, 13]], ids=str)
+def test_batches_too_count_as_their_owner_s_do(
+    kind: int, steps: list[int], window: int | None, lengths: list[int]
+) -> None:
+    """Below, at and above a window of 8, one by one and several tokens at once, around the ring and again."""
+    batches = [merged(kind, lengths, fed=fed)[0] for fed in (True, False)]
+    for count in steps:
+        assert told(batches[0]) == told(batches[1])
+        for length in (1, count):
+            masks = [as_array(cache.make_mask(length, window_size=window)) for cache in batches]
+            assert masks[0] == masks[1]
+        for cache, fed in zip(batches, (True, False), strict=True):
+            step(cache, count, len(lengths), fed=fed)
+    assert told(batches[0]) == told(batches[1])
+    assert batches[1].empty()
+
+
+def test_layers_of_a_batch_stand_at_one_array_that_is_no_graph() -> None:
+    """Nothing adds up from step to step where nobody reads it, as without rotary positions."""
+    from mlxcel_nb.models.batching_rows import Numbers, kind_of
+
+    how, numbers = kind_of(kinds()[0]), Numbers()
+    assert how is not None
+    pairs = [merged(0, [3, 5], fed=fed) for fed in (True, False)]
+    fed, counted = [how.build(None, [], singles, numbers) for _, singles in pairs]
+    graphs = []
+    for _ in range(5):
+        before = positions([fed, counted])
+        assert before[0] is before[1]
+        fed.update_and_fetch(mx.zeros((2, 1, 1, 32)), mx.zeros((2, 1, 1, 32)))
+        advance_others([fed, counted], before, 1)
+        text = io.StringIO()
+        mx.export_to_dot(text, fed.offset, counted.offset)
+        graphs.append(text.getvalue())
+    assert fed.offset.tolist() == [8, 10]
+    assert not any("Add" in graph for graph in graphs)
 
 
 @pytest.mark.parametrize(
