@@ -79,18 +79,30 @@ def cluster_for(args: argparse.Namespace, context: Context) -> Iterator[Held]:
 
 
 def params_from(args: argparse.Namespace) -> SamplingParams:
-    """The sampling options as checked parameters."""
+    """The sampling options as checked parameters; a schema and a grammar are read from their files."""
     return SamplingParams(
         max_tokens=args.max_tokens,
+        min_tokens=args.min_tokens,
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,
         min_p=args.min_p,
         repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
         seed=args.seed,
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
+        json_schema=_schema(args.json_schema),
+        json_object=args.json_object,
+        regex=args.regex,
+        grammar=None if args.grammar is None else _file(args.grammar),
     )
+
+
+def _schema(given: str | None) -> str | None:
+    """A schema that an option names: itself, where it is a JSON map, or the text of a file."""
+    return given if given is None or given.lstrip().startswith("{") else _file(given)
 
 
 def filled(text: str, args: argparse.Namespace, context: Context) -> str:
@@ -132,15 +144,19 @@ def _option(args: argparse.Namespace) -> str | None:
     if args.prompt_file is not None:
         if args.prompt is not None:
             raise UsageProblem("there is a --prompt and a --prompt-file", advice="Give one of the two.")
-        return _text(args.prompt_file, lambda: Path(args.prompt_file).expanduser().read_bytes())
+        return _file(args.prompt_file)
     if args.prompt == "-" and _from_shell(args):
         return _text("standard input", sys.stdin.buffer.read)
     prompt: str | None = args.prompt
     return prompt
 
 
+def _file(name: str) -> str:
+    return _text(name, lambda: Path(name).expanduser().read_bytes())
+
+
 def _text(where: str, read: Callable[[], bytes]) -> str:
-    """A whole file as a prompt, less a last line end, as with a cell."""
+    """A whole file, less a last line end, as with a cell."""
     try:
         return read().decode().removesuffix("\n")
     except OSError as problem:

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Answer:
-    """One stream to the router: deltas are numbered, the end is sent once."""
+    """One stream to the router: deltas are numbered, the end is sent once.
+
+    Args:
+        min_tokens: no stop string ends it before it has so many.
+    """
 
     id: str
     worker: Worker
     detokenizer: Detokenizer
     stops: StopStrings
+    min_tokens: int = 0
     seq: int = 0
     tokens: int = 0
     stop_reason: str | None = None
@@ -30,7 +35,7 @@ class Answer:
         """Take a sampled token; send its text unless it is held back. True when a stop string was met."""
         self.tokens += 1
         self._held.append(token)
-        text, matched = self.stops.feed(self.detokenizer.add(token))
+        text, matched = self.stops.feed(self.detokenizer.add(token), armed=self.tokens >= self.min_tokens)
         if text:
             self._send({"type": "delta", "text": text, "tokens": self._take()})
         if matched is not None:
@@ -41,7 +46,7 @@ class Answer:
         """Flush what was held back and close the stream."""
         text = ""
         if self.stop_reason is None:
-            text, matched = self.stops.feed(self.detokenizer.flush())
+            text, matched = self.stops.feed(self.detokenizer.flush(), armed=self.tokens >= self.min_tokens)
             if matched is None:
                 text += self.stops.flush()
             else:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
 
 from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.errors import WireError
+from mlxcel_nb.models.constraints import Constraints
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.part import Handover, LoadedPart
 from mlxcel_nb.models.sampling import Sampled, Sampler
+from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
 from mlxcel_nb.runtime.collectives import Collectives
 from mlxcel_nb.runtime.fabric import Fabric
 from mlxcel_nb.runtime.protocol import LoadOrder, Step
@@ -34,12 +36,26 @@ class Instance:
     def layout(self) -> Layout:
         return self.order.layout
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's, read when it is first asked for: a member that samples seldom needs it."""
+        return load_tokenizer(self.order.model)
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        return Constraints(lambda: self.tokenizer)
+
+    def sampler(self, params: SamplingParams, context: list[int]) -> Sampler:
+        """Chooses the tokens of one request."""
+        eos_ids = self.tokenizer.eos_ids if params.min_tokens else ()
+        return Sampler(params, context, eos_ids=eos_ids, constraints=self.constraints)
+
 
 class Execution:
     """One epoch on this member.
 
     Args:
-        context: the prompt's last tokens, for the repetition penalty; only the sampler uses them.
+        context: the prompt's last tokens, for a repetition penalty; only the sampler uses them.
         check: raises when the epoch has been aborted; called after each layer of a prefill chunk.
         recording: notes layers and logits, for a request that asks for it.
         home: the expert-parallel rank whose sequence it is; the others serve it with their experts.
@@ -71,7 +87,7 @@ class Execution:
         self._first = layout.stage_of(me) == 0
         self._last = layout.stage_of(me) == layout.pp - 1
         self.sampler = layout.sampler_at(home)
-        self._sampler = Sampler(params, context) if me == self.sampler else None
+        self._sampler = instance.sampler(params, context) if me == self.sampler else None
 
     def _after_layer(self, layer: int, output: mx.array) -> None:
         self.layers_done += 1

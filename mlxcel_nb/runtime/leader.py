@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import Cancelled, MlxcelError, PeerLost, RequestError
+from mlxcel_nb.models.constraints import check as check_constraint
+from mlxcel_nb.models.ending import Ending
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.sampling import Sampled
 from mlxcel_nb.models.text import Detokenizer, StopStrings
-from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
 from mlxcel_nb.runtime.answers import Answer, Clock
 from mlxcel_nb.runtime.execution import Execution, Instance
 from mlxcel_nb.runtime.protocol import GenerateOrder, Step
@@ -38,7 +39,7 @@ class Leader:
     def __init__(self, worker: Worker, instance: Instance) -> None:
         self._worker = worker
         self._instance = instance
-        self._tokenizer: Tokenizer = load_tokenizer(instance.order.model)
+        self._tokenizer = instance.tokenizer
         self._context = model_info(instance.order.model).context
         self._last_epoch = 0
         self._begun = False
@@ -49,7 +50,8 @@ class Leader:
         """Run one request to its end. Whatever happens, exactly one end frame goes out."""
         order = command.order
         self._last_epoch += 1
-        answer = Answer(order.id, self._worker, Detokenizer(self._tokenizer), StopStrings(order.params.stop))
+        stops, least = StopStrings(order.params.stop), order.params.min_tokens
+        answer = Answer(order.id, self._worker, Detokenizer(self._tokenizer), stops, least)
         clock = Clock(command.received_s)
         prompt: list[int] = []
         self._begun = False
@@ -87,7 +89,7 @@ class Leader:
             self._release_followers(None if reason in ("stop", "length") else error or Cancelled("stopped"))
 
     def _prompt_ids(self, order: GenerateOrder) -> list[int]:
-        """The prompt's ids, checked before any rank is told of the request."""
+        """The prompt's ids; they and what is asked for are checked before any rank is told of the request."""
         if order.messages is not None:
             ids = self._tokenizer.chat_prompt(order.messages)
         elif order.prompt is not None:
@@ -101,6 +103,8 @@ class Leader:
             what = f"rank {order.rank} is asked for, and the model has {ranks} with sequences of their own"
             raise RequestError(what, advice="Leave the rank out, or load the model with --ep.")
         rows = self._instance.part.vocab_size
+        order.params.check_vocabulary(rows)
+        check_constraint(order.params)
         if order.forced is not None:
             check_room(len(order.forced), rows)
         if (highest := max(*ids, *(order.forced or ids))) >= rows:
@@ -119,12 +123,13 @@ class Leader:
         limit = min(params.max_tokens, room)
         if limit == 0:
             return "length"
+        ending = Ending(params, self._tokenizer.eos_ids)
         sampled = self._prefill(order, prompt)
         clock.first_token = time.monotonic()
         step = -(-len(prompt) // PREFILL_CHUNK)
         while True:
             token = sampled.token if order.forced is None else order.forced[answer.tokens]
-            if token in self._tokenizer.eos_ids and not params.ignore_eos:
+            if ending.ends(token):
                 answer.tokens += 1
                 return "stop"
             if answer.add(token):
@@ -138,7 +143,7 @@ class Leader:
 
     def _prefill(self, order: GenerateOrder, prompt: list[int]) -> Sampled:
         epoch, params = self._last_epoch, order.params
-        context = prompt[-params.repetition_context :] if params.repetition_context else []
+        context = params.context_of(prompt, [])
         self._begun = True
         self._home = home = self._home_of(order)
         begin = {"type": "begin", "epoch": epoch, "params": params.to_dict(), "context": context, "home": home}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -103,6 +104,30 @@ def test_a_seed_repeats_the_text_and_no_seed_does_not(loaded: Cluster) -> None:
     free = SamplingParams(temperature=HOT, max_tokens=40, ignore_eos=True)
     assert loaded.generate("x", seeded).token_ids == loaded.generate("x", seeded).token_ids
     assert loaded.generate("x", free).token_ids != loaded.generate("x", free).token_ids
+
+
+def test_an_answer_has_the_form_and_the_end_that_are_asked_for(loaded: Cluster) -> None:
+    ask = SamplingParams(temperature=HOT, seed=3, max_tokens=200)
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, "é"]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    answer = loaded.generate("x", replace(ask, json_schema=schema))
+    assert json.loads(answer.text)["n"] in (1, "é")
+    assert answer.finish_reason == "stop"
+    assert re.fullmatch("[a-f]{9}", loaded.generate("x", replace(ask, regex="[a-f]{9}")).text)
+    for wrong, why in (({"regex": "((("}, "unclosed group"), ({"logit_bias": {257: 1}}, "token 257, which is outside")):
+        with pytest.raises(RequestError, match=why):
+            loaded.generate("x", replace(ask, **wrong))
+    ends = SamplingParams(logit_bias={65: 100}, stop_token_ids=(65,), max_tokens=9)
+    for least in (0, 4):
+        answer = loaded.generate("x", replace(ends, min_tokens=least))
+        assert (answer.finish_reason, answer.generation_tokens) == ("stop", least + 1)
+        assert len(answer.token_ids) == least and 65 not in answer.token_ids
+    answer = loaded.generate("x", SamplingParams(logit_bias={65: 100}, stop="A", min_tokens=3, max_tokens=9))
+    assert (answer.text, answer.finish_reason) == ("AA", "stop")
 
 
 def test_any_thread_may_ask(loaded: Cluster) -> None:

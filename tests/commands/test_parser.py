@@ -106,13 +106,16 @@ def test_an_open_quote_is_explained() -> None:
 def test_options_of_a_request() -> None:
     line = (
         "generate --max-tokens 64 --temp 0.7 --top-p .9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --seed 1 "
-        r'--stop "\n\n" --stop "</a>" --ignore-eos -o out --template'
+        r'--stop "\n\n" --stop "</a>" --ignore-eos -o out --template --min-tokens 3 --presence-penalty 0.5 '
+        "--frequency-penalty -0.25"
     )
     args = parse(TREES[Where.MAGIC], split(line))
     assert (args.max_tokens, args.temperature, args.top_p, args.top_k, args.min_p) == (64, 0.7, 0.9, 40, 0.05)
     assert (args.repetition_penalty, args.seed, args.stop) == (1.1, 1, ["\n\n", "</a>"])
     assert (args.output, args.template, args.prompt, args.takes_prompt) == ("out", True, None, True)
-    assert params_from(args).ignore_eos and not params_from(parse(TREES[Where.MAGIC], ["generate"])).ignore_eos
+    params = params_from(args)
+    assert (params.min_tokens, params.presence_penalty, params.frequency_penalty) == (3, 0.5, -0.25)
+    assert params.ignore_eos and not params_from(parse(TREES[Where.MAGIC], ["generate"])).ignore_eos
 
 
 def test_a_backslash_in_a_stop_can_be_kept() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxcel_nb.cluster.collectives import COLLECTIVES, OWN
-from mlxcel_nb.commands.arguments import shared
+from mlxcel_nb.commands.arguments import sampling, shared
 from mlxcel_nb.commands.parser import Kind, Tree, Where
 
 DTYPES = ("auto", "float32", "native")
@@ -11,7 +11,7 @@ DTYPES = ("auto", "float32", "native")
 
 def add_loading(tree: Tree) -> None:
     load = tree.leaf("load", "split a model over the engines", "load:load", where=Where.MAGIC)
-    _what_to_load(load, positional=True)
+    what_to_load(load, positional=True)
     shared.on(load)
     shared.on(tree.leaf("unload", "free the model on every engine", "load:unload", where=Where.MAGIC))
 
@@ -39,18 +39,8 @@ def add_generation(tree: Tree, magic: bool) -> None:
 
 def _request(leaf: Tree, magic: bool) -> None:
     if not magic:
-        _what_to_load(leaf, positional=False)
-    leaf.add("--max-tokens", type=shared.whole, default=256, metavar="N", help="most tokens to make (default 256)")
-    leaf.add("--ignore-eos", action="store_true", help="go on past the model's end of text, up to --max-tokens")
-    temperature = ("--temp", "--temperature")
-    leaf.add(*temperature, dest="temperature", type=shared.real, default=0.0, metavar="T", help="0 is greedy (default)")
-    leaf.add("--top-p", type=shared.real, default=1.0, metavar="P", help="keep the likeliest tokens up to this mass")
-    leaf.add("--top-k", type=shared.whole, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
-    leaf.add("--min-p", type=shared.real, default=0.0, metavar="P", help="drop tokens under this share of the best")
-    leaf.add("--repetition-penalty", type=shared.real, default=1.0, metavar="R", help="above 1, avoid recent tokens")
-    leaf.add("--seed", type=shared.whole, metavar="N", help="same seed, same text")
-    stop = r"end before TEXT (\n and \t are understood); repeatable"
-    leaf.add("--stop", type=shared.unescape, action="append", default=[], metavar="TEXT", help=stop)
+        what_to_load(leaf, positional=False)
+    sampling.add(leaf)
     keep = "keep the result in this variable"
     leaf.add("-o", "--output", where=Where.MAGIC, metavar="NAME", completes=Kind.VARIABLE, help=keep)
     holes = "put variables in for {name} and $name; {{ and $$ stand for themselves"
@@ -59,7 +49,8 @@ def _request(leaf: Tree, magic: bool) -> None:
         shared.on(leaf)
 
 
-def _what_to_load(leaf: Tree, *, positional: bool) -> None:
+def what_to_load(leaf: Tree, *, positional: bool) -> None:
+    """A model, and how it is split: also for `serve`."""
     about = "a known name, a folder, a GGUF file or a hub id"
     if positional:
         leaf.add("model", metavar="MODEL", completes=Kind.MODEL, help=about)
