@@ -11,7 +11,8 @@ from mlxcel_nb.scheduling.step_plan import Keep, Open, Restore, StepPlan, Work
 class Draft:
     """The parts of a `StepPlan`, growing."""
 
-    keep: list[Keep] = field(default_factory=list)
+    keep: dict[int, Keep] = field(default_factory=dict)
+    """By block."""
     drop: list[int] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
     restore: list[Restore] = field(default_factory=list)
@@ -20,10 +21,8 @@ class Draft:
 
     def let_go(self, block: int) -> None:
         """Free a block; one that this very plan was to keep is not even made."""
-        kept = [each for each in self.keep if each.block != block]
-        if len(kept) == len(self.keep):
+        if self.keep.pop(block, None) is None:
             self.free.append(block)
-        self.keep = kept
 
     @property
     def empty(self) -> bool:
@@ -32,7 +31,7 @@ class Draft:
     def plan(self, step: int) -> StepPlan:
         return StepPlan(
             step=step,
-            keep=tuple(self.keep),
+            keep=tuple(self.keep.values()),
             drop=tuple(self.drop),
             free=tuple(self.free),
             restore=tuple(self.restore),

@@ -45,6 +45,7 @@ class Home:
         self._new_block = new_block
         self._tree = PrefixTree()
         self._turn = -1
+        self._restoring = ExitStack()
 
     @property
     def blocks(self) -> int:
@@ -69,9 +70,10 @@ class Home:
 
     def ready(self) -> list[Sequence]:
         """The rows of the next group in turn that has no step on its way; none if there is no such group."""
+        for group in range(self._groups):
+            self._even_out(group)
         for ahead in range(1, self._groups + 1):
             group = (self._turn + ahead) % self._groups
-            self._even_out(group)
             rows = self.decoding(group)
             if rows and not any(s.in_flight for s in self.running if s.group == group and s.state is State.DECODE):
                 self._turn = group
@@ -93,17 +95,20 @@ class Home:
 
     def fits(self, sequences: Iterable[Sequence], blocks: int | None = None) -> bool:
         """Whether there is room for these sequences' next steps, and so many blocks; all there are, by default."""
-        return self.budget.fits(self._batches(sequences), self.blocks if blocks is None else blocks)
+        return (self.blocks if blocks is None else blocks) <= self.budget.beside(self._batches(sequences))
 
-    def make_fit(self, sequences: Iterable[Sequence], draft: Draft, more: int = 0) -> bool:
-        """Let blocks go, least recently used first, until there is room for `sequences` and `more` blocks.
+    def make_fit(self, sequences: Iterable[Sequence], draft: Draft) -> bool:
+        """Let blocks go, least recently used first, until there is room for these sequences' next steps.
 
         None goes where that would not help.
         """
-        sequences = list(sequences)
-        if not self.fits(sequences, self._tree.held + more):
+        return self._evict(self.budget.beside(self._batches(sequences)), draft)
+
+    def _evict(self, most: int, draft: Draft) -> bool:
+        """Let blocks go until there are `most`; False, and none goes, where more than that have to stay."""
+        if self._tree.held > most:
             return False
-        while not self.fits(sequences, self.blocks + more):
+        while len(self._tree) > most:
             gone = self._tree.evict()
             assert gone is not None, "what is not held can go"
             draft.let_go(gone)
@@ -141,11 +146,16 @@ class Home:
         if not sequence.position:
             sequence.reused = sequence.cached
         if nodes:
+            self._restoring.enter_context(self._tree.holding(nodes))
             draft.restore.append(Restore(sequence.number, tuple(node.block for node in nodes), self.number))
         params, context, position = sequence.request.params, sequence.context, sequence.position
         draft.open.append(Open(sequence.number, params, context, position, self.number))
         self.running.append(sequence)
         self.readers.append(sequence)
+
+    def sent(self) -> None:
+        """The plan is complete: what it restores from may go with the next one."""
+        self._restoring.close()
 
     def keep(self, sequence: Sequence, draft: Draft) -> None:
         """Keep the blocks of what is in its caches, from the first one on, as many as there is room for."""
@@ -153,15 +163,16 @@ class Home:
             return
         cached = sequence.tokens[: sequence.cached]
         path = self._tree.match(cached)
+        most = self.budget.beside(self._batches(self.running))
         with ExitStack() as held:
             held.enter_context(self._tree.holding(path))
             for begin in range(len(path) * BLOCK, len(cached) - BLOCK + 1, BLOCK):
-                if not self.make_fit(self.running, draft, more=1):
+                if not self._evict(most - 1, draft):
                     return
                 node = self._tree.add(path, tuple(cached[begin : begin + BLOCK]), self._new_block())
                 held.enter_context(self._tree.holding([node]))
                 path.append(node)
-                draft.keep.append(Keep(sequence.number, begin, node.block, self.number))
+                draft.keep[node.block] = Keep(sequence.number, begin, node.block, self.number)
 
     def go(self, sequence: Sequence, draft: Draft) -> None:
         """Its caches go with this plan."""

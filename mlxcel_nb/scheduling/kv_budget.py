@@ -43,13 +43,16 @@ class KvBudget:
         self.longest = min(room.tokens() for room in rooms)
         """Tokens of the longest sequence that fits alone."""
 
-    def fits(self, batches: Iterable[Batch], blocks: int) -> bool:
+    def beside(self, batches: Iterable[Batch]) -> int:
+        """Blocks that there is room for beside these batches, on every node; negative where not even they fit."""
         batches = list(batches)
-        return all(
-            self._bytes(room, batches) + (kept := blocks * BLOCK * room.per_token) <= room.available
-            and kept <= self._kept * room.available
-            for room in self._rooms
-        )
+        return min(self._beside(room, self._bytes(room, batches)) for room in self._rooms)
+
+    def _beside(self, room: Room, used: int) -> int:
+        if used > room.available:
+            return -1
+        left = min(room.available - used, int(self._kept * room.available))
+        return left // block if (block := BLOCK * room.per_token) else left
 
     def fullest(self, batches: Iterable[Batch], blocks: int) -> Use:
         """Of the node with the largest share of its room in use."""

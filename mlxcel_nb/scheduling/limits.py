@@ -40,7 +40,7 @@ class Limits:
     chunk: int = 256
     reusable: bool = True
     kept: float = 0.5
-    gap: float = 2.0
+    gap: float = 2.25
 
     def __post_init__(self) -> None:
         counts = (self.stages, self.max_rows, self.max_waiting, self.max_waiting_tokens, self.chunk)

@@ -1,12 +1,14 @@
 """How much of a prompt is read between two tokens of those who are being answered. Pure: it is told how long steps
 took.
 
-Reading stands in the way of decoding, and a reader notices a text that stutters. So each decode step earns tokens of
-prompt, which chunks spend: over a round of all groups as many as take about as long as the round, times `gap` - 1.
-How many those are is found by looking: a chunk that took twice its time is followed by one of half the length. That
-settles where a chunk takes its time, whatever a step costs beside its tokens.
+Reading stands in the way of decoding, and a text that stutters is hard to read. So each decode step earns tokens of
+prompt, which chunks spend: over a round of all groups as many as take about as long as the round, times `gap` - 1. How
+many those are is found by looking: after a chunk that took twice its time comes one of half the length. That settles
+where a chunk takes its time, whatever a step costs beside its tokens.
 
-Where more wait than are answered, they count for more: the time of a round is multiplied by how many times more.
+Where many wait for few, they count for more, and those few for a little less: a round earns more by the square of the
+number that want to be read, divided by the number that decode. One prompt among any number of texts gets no more than
+its share; of a burst of requests all are soon answered together, which is what batches are for.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-LEAST = 16
+LEAST = 8
 """Tokens; a shorter chunk costs as much time as this, the weights being read anyway."""
 
-START = 32
+START = 16
 """Tokens, before anything has been measured."""
 
 REMEMBERED = 9
@@ -50,9 +52,9 @@ class Pace:
         """Tokens that the next chunk may have; 0 when decode steps come first."""
         return self._credit if self._credit >= self._least else 0
 
-    def earn(self, groups: int, crowd: int) -> None:
-        """A step of one of `groups` decoding groups has been sent, while `crowd` times as many wait as decode."""
-        round_earns = min(self._most, self.length * max(1, crowd))
+    def earn(self, groups: int, decoding: int, wanting: int) -> None:
+        """A step of one of `groups` groups has been sent, with `decoding` sequences in all, while `wanting` wait."""
+        round_earns = min(self._most, self.length * max(1, wanting * wanting // decoding))
         self._credit = min(round_earns, self._credit - (-round_earns // groups))
 
     def spend(self, tokens: int) -> None:

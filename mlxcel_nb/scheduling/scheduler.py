@@ -21,7 +21,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mlxcel_nb.errors import Busy, RequestError
+from mlxcel_nb.errors import Busy
+from mlxcel_nb.scheduling.bounds import most_tokens
 from mlxcel_nb.scheduling.draft import Draft
 from mlxcel_nb.scheduling.home import Home
 from mlxcel_nb.scheduling.kv_budget import Use
@@ -62,6 +63,7 @@ class Scheduler:
         self._steps = itertools.count()
         self._blocks = itertools.count()
         self._forget = False
+        self._full = False  # whoever is next to be asked in finds no room
         self._homes = self._fresh_homes()
 
     # -- what the engine tells
@@ -73,7 +75,7 @@ class Scheduler:
             RequestError: it can never run.
             Busy: too much is waiting already.
         """
-        limit = self._most_tokens(request)
+        limit = most_tokens(request, self.limits, [home.budget.longest for home in self._homes])
         waiting, tokens = len(self._waiting), self._waiting.tokens
         bound = self.limits.max_waiting_tokens
         if waiting >= self.limits.max_waiting or (waiting and tokens + len(request.prompt) > bound):
@@ -195,12 +197,17 @@ class Scheduler:
             return None
         draft = Draft()
         for home in self._homes:
+            if self._forget:
+                home.clear(draft)
             self._keep(home, draft)
             self._put_back(home, draft)
-        crowded = self._leave(draft)
-        if not crowded:
+        self._forget = False
+        self._full = self._leave(draft)
+        if not self._full:
             self._admit(draft, now)
         rows = self._choose(draft, [home for home in self._homes if home.fits(home.running)])
+        for home in self._homes:
+            home.sent()
         if draft.empty:
             return None
         step = next(self._steps)
@@ -209,8 +216,6 @@ class Scheduler:
 
     def _keep(self, home: Home, draft: Draft) -> None:
         """Blocks of prompts that have been read, and of sequences that have their answer."""
-        if self._forget:
-            home.clear(draft)
         ended = [each for each in home.running if each.leaving is Leaving.KEEP and not each.in_flight]
         for sequence in home.read + ended:
             home.keep(sequence, draft)
@@ -275,7 +280,10 @@ class Scheduler:
                 continue
             if len(homes) > 1:
                 homes.sort(key=lambda home: (len(home.running), -len(home.known(sequence))))
-            return sequence if any(home.come(sequence, draft) for home in homes) else None
+            if any(home.come(sequence, draft) for home in homes):
+                return sequence
+            self._full = True
+            return None
         return None
 
     def _choose(self, draft: Draft, homes: list[Home]) -> list[Sequence]:
@@ -329,17 +337,18 @@ class Scheduler:
         if read:
             self._pace.spend(read)
         elif rows:
-            self._pace.earn(self._groups_at_work(), self._wanting() // max(1, decoding))
+            self._pace.earn(self._groups_at_work(), max(1, decoding), self._wanting())
         if not decoding:
             self._pace.rest()
         self._flying.append(Flight(step, tuple(rows), sampled, read, paced=bool(decoding)))
-        self._forget = False
 
     # -- the rest
 
     def _wanting(self) -> int:
-        """Sequences that have no token yet, or wait to go on."""
-        return len(self._waiting) + sum(len(home.readers) for home in self._homes)
+        """Sequences whose prompts are being read, or are going to be as soon as their turn comes."""
+        places = self.limits.max_rows - sum(len(home.running) for home in self._homes)
+        coming = 0 if self._full else min(len(self._waiting), places)
+        return coming + sum(len(home.readers) for home in self._homes)
 
     def _groups_at_work(self) -> int:
         """Groups that decode, of the home that has most."""
@@ -363,28 +372,3 @@ class Scheduler:
 
     def _fresh_homes(self) -> list[Home]:
         return [Home(self.limits, number, lambda: next(self._blocks)) for number in range(self.limits.homes)]
-
-    def _most_tokens(self, request: Request) -> int:
-        """How many tokens the request may make."""
-        length = len(request.prompt)
-        if not length:
-            raise RequestError("the prompt is empty", advice="Give it at least one token.")
-        if request.max_tokens < 1:
-            raise RequestError("at least one token has to be made")
-        if (context := self.limits.context) and length > context:
-            raise RequestError(
-                f"the prompt has {length} tokens, the model's context is {context}", advice="Shorten it."
-            )
-        if request.home is not None and not 0 <= request.home < self.limits.homes:
-            what = (
-                f"rank {request.home} is asked for, and the model has {self.limits.homes} with sequences of their own"
-            )
-            raise RequestError(what, advice="Leave the rank out, or load the model with --ep.")
-        homes = self._homes if request.home is None else [self._homes[request.home]]
-        room = min(home.budget.longest for home in homes)
-        if length > room:
-            raise RequestError(
-                f"the prompt has {length} tokens, and the nodes have room for {room}",
-                advice="Shorten it, or load the model on more nodes.",
-            )
-        return min(request.max_tokens, room - length + 1, context - length + 1 if context else request.max_tokens)

@@ -1,0 +1,123 @@
+"""Members as the scheduler's tests play them: they run plans against caches that are lists of tokens, and object to
+every plan that real ones could not run."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+
+from mlxcel_nb.plan.capacity import Room
+from mlxcel_nb.plan.facts import Growth
+from mlxcel_nb.scheduling.step_plan import BLOCK, StepPlan, Work
+
+VOCAB = 200
+END = 0
+"""The token that ends a text."""
+
+
+def plain(tokens: int, step: int = 1, per_token: int = 10) -> Room:
+    """Room for one sequence of so many tokens, of caches that grow."""
+    return Room({Growth(per_token=per_token, step=step): 2}, 2 * per_token * tokens)
+
+
+def next_token(tokens: list[int], position: int) -> int:
+    """What the model says after `tokens`, as number `position` of an answer: any change of either changes it."""
+    return zlib.crc32(bytes(tokens) + position.to_bytes(4, "big")) % VOCAB
+
+
+def alone(prompt: tuple[int, ...], limit: int) -> list[int]:
+    """The answer of a request that has the model for itself."""
+    tokens = list(prompt)
+    for position in range(limit):
+        tokens.append(next_token(tokens, position))
+        if tokens[-1] == END:
+            break
+    return tokens[len(prompt) :]
+
+
+class Rank:
+    """One node of one home."""
+
+    def __init__(self, home: int, room: Room, others: bool = False) -> None:
+        self.home = home
+        self.others = others  # there are other homes, whose sequences and blocks it does not know
+        self.room = room
+        self.steps = -1
+        self.caches: dict[int, list[int]] = {}
+        self.positions: dict[int, int] = {}
+        self.batches: dict[int, list[int]] = {}
+        self.blocks: dict[int, list[int]] = {}
+        self.seen_blocks: set[int] = set()
+        self.most_bytes = 0
+
+    def run(self, plan: StepPlan) -> dict[int, int]:
+        """Do what the plan says, in its order; the tokens that are sampled."""
+        assert plan.step > self.steps
+        self.steps = plan.step
+        assert not set(plan.free) & {keep.block for keep in plan.keep}, "a block is not kept only to be freed"
+        for block in plan.free:
+            assert block in self.blocks or self.others, "a block is freed once"
+            self.blocks.pop(block, None)
+        for keep in plan.keep:
+            if keep.home == self.home:
+                tokens = self.caches[keep.sequence][keep.begin : keep.begin + BLOCK]
+                assert len(tokens) == BLOCK and keep.block not in self.seen_blocks
+                self.seen_blocks.add(keep.block)
+                self.blocks[keep.block] = tokens
+        self._check_memory()
+        for number in plan.drop:
+            assert number in self.caches or self.others, "a sequence is dropped once"
+            if number in self.caches:
+                del self.caches[number], self.positions[number]
+                for rows in self.batches.values():
+                    if number in rows:
+                        rows.remove(number)
+        opened = {each.sequence for each in plan.open}
+        for restore in plan.restore:
+            if restore.home == self.home:
+                assert restore.blocks and restore.sequence in opened and restore.sequence not in self.caches
+                self.caches[restore.sequence] = [t for block in restore.blocks for t in self.blocks[block]]
+        restored = {each.sequence for each in plan.restore}
+        for each in plan.open:
+            if each.home == self.home:
+                assert (each.sequence in self.caches) == (each.sequence in restored)
+                self.caches.setdefault(each.sequence, [])
+                self.positions[each.sequence] = each.position
+        self._check_memory()
+        assert max(Counter(work.home for work in plan.work).values(), default=0) <= 1, "one forward a home and step"
+        sampled: dict[int, int] = {}
+        for work in plan.work:
+            if work.home == self.home:
+                sampled |= self._work(work)
+        self._check_memory()
+        return sampled
+
+    def _work(self, work: Work) -> dict[int, int]:
+        assert len(work.tokens) == len(work.rows) * work.count
+        if work.prefill:
+            (number,) = work.rows
+            assert not any(number in rows for rows in self.batches.values()), "a prompt is read on caches of its own"
+        else:
+            for rows in self.batches.values():
+                rows[:] = [each for each in rows if each not in work.rows]
+            self.batches[work.group] = list(work.rows)
+        for index, number in enumerate(work.rows):
+            self.caches[number] += work.tokens[index * work.count : (index + 1) * work.count]
+        sampled = {}
+        for number in work.rows if work.sample else ():
+            sampled[number] = next_token(self.caches[number], self.positions[number])
+            self.positions[number] += 1
+        return sampled
+
+    def bytes(self) -> int:
+        """As batched caches take it: all rows of a batch are as long as the longest."""
+        lengths = {number: len(tokens) for number, tokens in self.caches.items()}
+        total = len(self.blocks) * BLOCK * self.room.per_token
+        for rows in self.batches.values():
+            if rows:
+                total += len(rows) * self.room.at(max(lengths.pop(row) for row in rows))
+        return total + sum(self.room.at(length) for length in lengths.values())
+
+    def _check_memory(self) -> None:
+        self.most_bytes = max(self.most_bytes, self.bytes())
+        assert self.bytes() <= self.room.available, f"{self.bytes()} bytes of {self.room.available}"
