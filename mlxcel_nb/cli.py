@@ -1,7 +1,8 @@
 """`mlxcel-nb`: the command tree in a shell.
 
 Exit status: 0 done, 1 an error (a line on standard error, and under it the last words of processes that are missing),
-2 a line that does not parse, 130 stopped by Ctrl-C, 143 by SIGTERM; to `net listen` these two are ordinary ends.
+2 a line that does not parse, 130 stopped by Ctrl-C, 143 by SIGTERM; to `net listen`, `node` and `serve` these two are
+ordinary ends.
 Results go to standard output, everything else to standard error.
 """
 
@@ -23,7 +24,7 @@ from mlxcel_nb.util import log
 
 TERMINATED = 128 + signal.SIGTERM
 
-MODEL_COMMANDS = frozenset({"generate:generate", "chat:chat", "demo:demo", "plan:plan", "verify:verify"})
+MODEL_COMMANDS = frozenset({"generate:generate", "chat:chat", "demo:demo", "plan:plan", "serve:serve", "verify:verify"})
 """Handlers that need MLX; the others work without a back end."""
 
 

@@ -44,7 +44,7 @@ FLOORS = {
 }
 """Imports run from a higher figure to a lower or the same one: the drawing is in docs/architecture.md."""
 
-TOP_STEPS = ("display", "commands", "notebook")
+TOP_STEPS = ("display", "serve", "commands", "notebook")
 """Floor 9 has steps: each of these rooms may import those before it, never one after it."""
 
 MAX_LINES = 450

@@ -1,12 +1,13 @@
 """An answer as it arrives.
 
-A `Stream` is filled on the router's loop and read by one thread of the user's. It ends exactly once, whatever
-happens to the nodes: with the leader's end frame, or with the loss of the leader.
+A `Stream` is filled on the router's loop and read by one thread or one task of the user's. It ends exactly once,
+whatever happens to the nodes: with the leader's end frame, or with the loss of the leader.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import time
 import weakref
@@ -40,6 +41,7 @@ class Inbox:
         self.leader = leader
         self.ended = False
         self._release = release
+        self._wake: Callable[[], None] | None = None
         self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def put(self, node_id: str, message: dict[str, Any]) -> None:
@@ -48,8 +50,14 @@ class Inbox:
         if kind == "lost" and node_id != self.leader:
             return
         self._messages.put(message)
+        if self._wake is not None:
+            self._wake()
         if kind not in _MORE_FOLLOWS:
             self.close()
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called after each message from now on, on the router's loop, for readers that do not block."""
+        self._wake = wake
 
     def get(self, timeout: float) -> dict[str, Any]:
         """The next message; `queue.Empty` when none came within `timeout` seconds."""
@@ -60,6 +68,15 @@ class Inbox:
         if not self.ended:
             self.ended = True
             self._release()
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for `event`; False when it has not come within `seconds`."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _abandon(inbox: Inbox, cancel: Callable[[], None]) -> None:
@@ -147,7 +164,6 @@ class Stream:
                 if time.monotonic() >= deadline:
                     return None
                 continue
-            self._heard = time.monotonic()
             if delta := self._take(message):
                 return delta
             if self.error is not None:
@@ -162,8 +178,25 @@ class Stream:
             raise self.error
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Waits without a thread, so one loop reads any number of streams."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the reader's loop has ended
+                loop.call_soon_threadsafe(arrived.set)
+
+        self._inbox.watch(wake)
         while not self.done:
-            if delta := await asyncio.to_thread(self.next, CHECK_S):
+            arrived.clear()
+            try:
+                message = self._inbox.get(0)
+            except queue.Empty:
+                if not await _within(arrived, CHECK_S):
+                    await asyncio.to_thread(self._check_stall)
+                continue
+            # Why a node is lost may take seconds to find out.
+            quick = message.get("type") == "delta"
+            if delta := self._take(message) if quick else await asyncio.to_thread(self._take, message):
                 yield delta
         if self.error is not None:
             raise self.error
@@ -180,6 +213,7 @@ class Stream:
         return self.completion
 
     def _take(self, message: dict[str, Any]) -> Delta | None:
+        self._heard = time.monotonic()
         try:
             frame = answer.read(message)
             if frame.seq not in (self._seq, None):

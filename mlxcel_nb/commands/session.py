@@ -17,6 +17,7 @@ from mlxcel_nb.errors import ClusterError
 
 if TYPE_CHECKING:
     from mlxcel_nb.client.cluster import Cluster
+    from mlxcel_nb.serve.server import ApiServer
 
 Message = dict[str, str]
 
@@ -64,6 +65,7 @@ class Session:
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
+        self._servers: dict[str, ApiServer] = {}
         self._conversations: weakref.WeakKeyDictionary[Cluster, Conversation] = weakref.WeakKeyDictionary()
         self._pid = os.getpid()
         atexit.register(self._at_exit)
@@ -123,6 +125,8 @@ class Session:
         """Stop one cluster; returns its name. It is forgotten even when stopping fails."""
         held = self.get(name)
         self._held.pop(held.cluster.name, None)
+        if server := self._servers.pop(held.cluster.name, None):
+            server.stop()
         held.cluster.stop()
         return held.cluster.name
 
@@ -138,6 +142,29 @@ class Session:
         if failure:
             raise failure
         return stopped
+
+    def serve(self, held: Held, server: ApiServer) -> None:
+        """Keep the server of a cluster, which has one at most; it is stopped with it."""
+        self._servers[held.cluster.name] = server
+
+    def check_not_served(self, held: Held) -> None:
+        """Raise when the cluster has a server already."""
+        server = self._servers.get(held.cluster.name)
+        if server is not None and server.running:
+            raise ClusterError(f"it is served at {server.url} already", advice="Stop that first: %mlxcel serve stop")
+
+    def stop_serving(self, name: str | None = None) -> str:
+        """Stop the server of a cluster, or of the one started last that has one; returns where it was.
+
+        Raises:
+            ClusterError: there is none.
+        """
+        named = name if name is not None else next(reversed(self._servers), None)
+        server = self._servers.pop(named, None) if named is not None else None
+        if server is None:
+            raise ClusterError("nothing is served", advice="Serve the loaded model: %mlxcel serve")
+        server.stop()
+        return server.url
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxcel_nb.commands.arguments import cluster, config, discover, generation, model, net, node, plan, verify
+from mlxcel_nb.commands.arguments import cluster, config, discover, generation, model, net, node, plan, serve, verify
 from mlxcel_nb.commands.parser import Kind, Parser, Tree, Where
 
 
@@ -20,6 +20,7 @@ def build(here: Where) -> Parser:
     cluster.add(tree)
     generation.add_loading(tree)
     generation.add_generation(tree, magic)
+    serve.add(tree, magic)
     model.add(tree)
     plan.add(tree)
     verify.add(tree)

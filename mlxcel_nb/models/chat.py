@@ -48,7 +48,7 @@ class ChatTemplates:
         import jinja2
 
         try:
-            template = self._template("tool_use" if tools and "tool_use" in self.sources else "default")
+            template = self._template(self._name(bool(tools)))
             return str(
                 template.render(
                     messages=checked,
@@ -64,6 +64,23 @@ class ChatTemplates:
             raise RequestError(f"the chat template says: {error}") from error
         except RecursionError as error:
             raise RequestError("the chat template recurses without end") from error
+
+    def source(self, *, tools: bool = False) -> str:
+        """The text of the template that is used, where tools are given or not; "" where there is none of that name."""
+        return self.sources.get(self._name(tools), "")
+
+    def reads(self, name: str, *, tools: bool = False) -> bool:
+        """Whether that template looks at a variable `name`; it need not do anything with it."""
+        import jinja2
+        import jinja2.meta
+
+        try:
+            return name in jinja2.meta.find_undeclared_variables(_environment().parse(self.source(tools=tools)))
+        except jinja2.TemplateSyntaxError:
+            return True  # `render` has words for it
+
+    def _name(self, tools: bool) -> str:
+        return "tool_use" if tools and "tool_use" in self.sources else "default"
 
     def _template(self, name: str) -> Any:
         if name not in self._compiled:

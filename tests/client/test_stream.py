@@ -129,6 +129,29 @@ def test_a_stream_can_be_awaited() -> None:
     assert asyncio.run(read()) == ["x"]
 
 
+def test_any_number_of_streams_is_awaited_on_one_loop() -> None:
+    """More than an executor has threads: what comes for the last is not held up by those that are silent."""
+    wires = [Wire() for _ in range(100)]
+
+    async def first_of(wire: Wire) -> str:
+        async for delta in wire.stream:
+            return delta.text
+        raise AssertionError("it ended")
+
+    async def read() -> str:
+        silent = [asyncio.create_task(first_of(wire)) for wire in wires[:-1]]
+        last = asyncio.create_task(first_of(wires[-1]))
+        await asyncio.sleep(0.01)  # all of them wait by now; if not, the test is the easier one
+        await asyncio.to_thread(wires[-1].say, "delta", 0, "x", (1,))
+        text = await asyncio.wait_for(last, 4.0)  # under CHECK_S, which a thread would wait
+        for task in silent:
+            task.cancel()
+        await asyncio.gather(*silent, return_exceptions=True)
+        return text
+
+    assert asyncio.run(read()) == "x"
+
+
 def test_news_of_the_prefill_is_no_part_of_the_answer_and_not_its_end() -> None:
     wire = Wire()
     seen = []

@@ -6,7 +6,8 @@ from mlxcel_nb.cluster.collectives import COLLECTIVES, OWN
 from mlxcel_nb.commands.arguments import sampling, shared
 from mlxcel_nb.commands.parser import Kind, Tree, Where
 
-DTYPES = ("auto", "float32", "native")
+DTYPES = ("auto", "native", "float32", "float16", "bfloat16")
+"""What `models.loading` takes, which imports MLX."""
 
 
 def add_loading(tree: Tree) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 
 from mlxcel_nb.commands.arguments import shared
+from mlxcel_nb.commands.arguments.generation import DTYPES
 from mlxcel_nb.commands.parser import Kind, Tree
 from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.plan.nodes import Node, parse_nodes
-
-DTYPES = ("auto", "native", "float32", "float16", "bfloat16")
 
 
 def add(tree: Tree) -> None:

@@ -1,0 +1,126 @@
+"""Answers in the shape of OpenAI's API: whole, or as the chunks of a stream. Pure.
+
+A `Shape` belongs to one HTTP request and knows its id, its time and its model's name. No chunk has empty content: the
+role comes with the first text, or with the end of an answer that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxcel_nb.client.report import Completion
+from mlxcel_nb.serve.tools import Call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """One answer at its end.
+
+    Args:
+        text: what is said, without the calls of tools that were in it.
+        reason: OpenAI's word for why it ended.
+    """
+
+    index: int
+    text: str
+    calls: tuple[Call, ...]
+    reason: str
+
+
+@dataclass(kw_only=True)
+class Shape:
+    """How answers to one request are written.
+
+    Args:
+        id: of the request, the same in every chunk.
+        created: seconds since 1970.
+        fingerprint: what made it: another one may make other text of the same seed.
+        usage: chunks have a field for counts, and one more chunk has them.
+    """
+
+    chat: bool
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    usage: bool = False
+    _greeted: set[int] = field(default_factory=set)
+
+    def whole(self, finished: Iterable[Finished], usage: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request that is not streamed."""
+        choices = [self._choice(each) for each in sorted(finished, key=lambda each: each.index)]
+        return self._object("chat.completion" if self.chat else "text_completion", choices, usage)
+
+    def text(self, index: int, text: str) -> dict[str, Any]:
+        """A chunk of text, which is not empty."""
+        return self._chunk(index, {"content": text} if self.chat else text)
+
+    def call(self, index: int, number: int, call: Call) -> dict[str, Any]:
+        """A chunk with a whole call, the `number`th of its answer."""
+        return self._chunk(index, {"tool_calls": [{"index": number, **_call(call)}]})
+
+    def last(self, finished: Finished) -> dict[str, Any]:
+        """The chunk that ends an answer."""
+        return self._chunk(finished.index, {} if self.chat else "", finished.reason)
+
+    def counts(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The chunk after the last: no answer, only counts."""
+        return self._object(self._kind, [], usage)
+
+    @property
+    def _kind(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+    def _chunk(self, index: int, said: Any, reason: str | None = None) -> dict[str, Any]:
+        if self.chat:
+            if index not in self._greeted:
+                self._greeted.add(index)
+                said = {"role": "assistant", **said}
+            choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": reason}
+        else:
+            choice = {"index": index, "text": said, "logprobs": None, "finish_reason": reason}
+        chunk = self._object(self._kind, [choice])
+        return {**chunk, "usage": None} if self.usage else chunk
+
+    def _choice(self, finished: Finished) -> dict[str, Any]:
+        end = {"index": finished.index, "logprobs": None, "finish_reason": finished.reason}
+        if not self.chat:
+            return {**end, "text": finished.text}
+        message: dict[str, Any] = {"role": "assistant", "content": finished.text, "refusal": None}
+        if finished.calls:
+            message["content"] = finished.text or None
+            message["tool_calls"] = [_call(call) for call in finished.calls]
+        return {**end, "message": message}
+
+    def _object(self, kind: str, choices: list[Any], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        }
+        return made if usage is None else {**made, "usage": usage}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def usage_of(completions: Sequence[Completion], n: int) -> dict[str, Any]:
+    """Counts of a request: each prompt once, though `n` answers were made to it, and every token that was made."""
+    prompt = sum(completion.prompt_tokens for completion in completions[::n])
+    made = sum(completion.generation_tokens for completion in completions)
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+def models_of(names: Iterable[str], created: int) -> dict[str, Any]:
+    """`/v1/models`."""
+    return {"object": "list", "data": [model_of(name, created) for name in names]}
+
+
+def model_of(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "mlxcel_nb"}

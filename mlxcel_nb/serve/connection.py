@@ -1,0 +1,46 @@
+"""One connection to a caller: uvicorn's, which in addition does not wait for ever. On the server's loop.
+
+A request's head arrives within `HEAD_S`, or the connection ends: a caller who says nothing costs a file descriptor. One
+who takes nothing can be cut off (`abort`), for a polite close would wait until he has taken everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_S = 10.0
+
+
+class Connection(H11Protocol):
+    """An HTTP/1.1 connection, with `abort` among what a request's scope has as state."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.app_state = {**self.app_state, "abort": self._abort}
+        self._head: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._head = self.loop.call_later(HEAD_S, self._abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+        elif self._head is None and not self.transport.is_closing():
+            self._head = self.loop.call_later(HEAD_S, self._abort)  # the next request has begun
+
+    def _stop_waiting(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _abort(self) -> None:
+        self.transport.abort()

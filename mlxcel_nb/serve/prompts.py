@@ -1,0 +1,68 @@
+"""From a request to the token ids of its prompts, with the model's own tokenizer and chat template.
+
+Done here and not by the engines, so that a request which its template refuses is answered at once and takes nobody's
+place. No MLX is imported. Any thread may call; the tokenizer is read when the first prompt comes.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from mlxcel_nb.models.chat import ChatTemplates, chat_templates
+from mlxcel_nb.models.folder import read_json
+from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
+from mlxcel_nb.serve.failures import refused
+from mlxcel_nb.serve.requests import Ask
+from mlxcel_nb.serve.tools import Form, form_of
+
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables of a template that are not for callers to set."""
+
+
+class Prompter:
+    """The tokenizer and the chat template of the model in `folder`."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder)
+
+    @functools.cached_property
+    def _templates(self) -> ChatTemplates | None:
+        folder = Path(self.folder)
+        return chat_templates(folder, read_json(folder / "tokenizer_config.json"))
+
+    def prepare(self, ask: Ask) -> tuple[list[list[int]], Form | None]:
+        """Token ids of each prompt, and how the model writes calls where there are tools.
+
+        Raises:
+            ApiError: the template cannot do what is asked. RequestError: it refuses, in its own words.
+        """
+        if ask.messages is None:
+            return [self._tokenizer.encode(each) if isinstance(each, str) else list(each) for each in ask.prompts], None
+        form = self._form(bool(ask.tools))
+        options: dict[str, Any] = {"tools": ask.tools} if ask.tools else {}
+        return [self._tokenizer.chat_prompt(ask.messages, **options, **self._variables(ask))], form
+
+    def _variables(self, ask: Ask) -> dict[str, Any]:
+        templates = self._templates
+        for name in ask.variables:
+            given = name in {*_GIVEN, *self._tokenizer.special_tokens}
+            if given or (templates is not None and not templates.reads(name, tools=bool(ask.tools))):
+                raise refused(f"the model's chat template has no {name!r:.40} to set", f"{name:.40}")
+        return ask.variables
+
+    def _form(self, wanted: bool) -> Form | None:
+        templates = self._templates
+        if not wanted or templates is None:
+            return None
+        if not templates.reads("tools", tools=True):
+            raise refused("the model's chat template has no place for tools", "tools", "unsupported_parameter")
+        form = form_of(templates.source(tools=True))
+        if form is None:
+            raise refused("the way this model writes calls of tools is not known", "tools", "unsupported_parameter")
+        return form
