@@ -218,7 +218,8 @@ class Cluster(AsyncTwins):
             pp: pipeline stages.
             ep: expert-parallel ranks: each has some experts, and everything else for the requests that it holds.
             layers: manual stages, e.g. "0-3,4-29".
-            dtype: "auto" computes in float32 on a CPU and as stored elsewhere; "float32"; "native".
+            dtype: "auto" computes in float32 on a CPU and as stored elsewhere; "native" as stored; or "float32",
+                "float16", "bfloat16".
             allow_code: let a folder that is Python code of its own run it on the engines; else it is refused.
             collectives: who adds the partial sums of tensor ranks up: "own", encrypted, or MLX's "mlx-ring",
                 "mlx-jaccl" or "mlx-nccl", which are not.

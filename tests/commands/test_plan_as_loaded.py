@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from mlxcel_nb.commands import plan
-from mlxcel_nb.commands.parser import Where
+from mlxcel_nb.commands.arguments.generation import DTYPES
+from mlxcel_nb.commands.parser import Where, parse, split
+from mlxcel_nb.commands.tree import build
 from mlxcel_nb.models import device, sizes
 from mlxcel_nb.models.safetensors_index import weight_files
 from mlxcel_nb.plan.nodes import Speed
@@ -75,6 +77,13 @@ def test_bare_nodes_keep_what_is_stored_and_say_it(packed: Path, weights: dict[s
     told = asked(f"{packed} --nodes 1GB{FAST} --dtype float32")
     assert told["weights_bytes"] == weights["float32"]
     assert told["layouts"][0]["load_with"] == "--dtype float32"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_load_takes_every_advice(packed: Path, dtype: str) -> None:
+    told = asked(f"{packed} --nodes 1GB{FAST},1GB{FAST} --dtype {dtype}")
+    for each in told["layouts"]:
+        parse(build(Where.MAGIC), split(f"load m {each['load_with']}"))
 
 
 def test_a_model_that_is_stored_in_float32_needs_no_word_of_it(tmp_path: Path) -> None:

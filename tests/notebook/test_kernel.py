@@ -30,7 +30,7 @@ def nb() -> Iterator[Notebook]:
         ("%mlxcel cl", ["cluster"]),
         ("%mlxcel cluster ", ["start", "status", "stop", "list"]),
         ("%mlxcel load smoll", ["smollm2-135m", "smollm2-135m-4bit"]),
-        ("%mlxcel load smollm2-135m --dtype ", ["auto", "float32", "native"]),
+        ("%mlxcel load smollm2-135m --dtype ", ["auto", "native", "float32", "float16", "bfloat16"]),
         ("%%mlxcel generate --max", ["--max-tokens"]),
         ("x = 1\n%mlxcel unl", ["unload"]),
     ],
