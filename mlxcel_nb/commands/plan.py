@@ -80,7 +80,9 @@ def _load(args: argparse.Namespace, facts: ModelFacts) -> Load:
         raise UsageProblem(f"a context of {args.context} tokens", advice=f"{facts.name} was made for up to {most}.")
     context = args.context or min(CONTEXT, most)
     if args.prompt and args.prompt > context:
-        raise UsageProblem(f"a prompt of {args.prompt} tokens in a context of {context}", advice="Give a --context.")
+        raise UsageProblem(
+            f"a prompt of {args.prompt} tokens in a context of {context}", advice="Give a longer --context."
+        )
     return Load(context, args.concurrency, args.prompt or min(PROMPT, context))
 
 

@@ -151,7 +151,7 @@ def advise(
         )
         judged = [own, *(each for each in judged if each.placement != own.placement)]
     best = _best(judged)
-    why = _why(facts, best, judged, nodes, load, links) if best else _why_none(judged, load)
+    why = _why(facts, best, judged, nodes, load, links) if best else _why_none(facts, judged, load)
     by = "speed" if known else "memory"
     return Advice(tuple(judged), tuple(refused), best, tuple(why), by, own, cannot)
 
@@ -326,11 +326,20 @@ def _why_split(best: Judged, judged: Sequence[Judged], nodes: Sequence[Node], li
     return why
 
 
-def _why_none(judged: Sequence[Judged], load: Load) -> list[str]:
+def _why_none(facts: ModelFacts, judged: Sequence[Judged], load: Load) -> list[str]:
     longest = max(judged, key=lambda each: (each.context, -max(-part.left for part in each.parts)), default=None)
     if longest is None:
         return ["No layout is legal on these nodes."]
     if longest.context:
         what = f"Nothing fits {_sequences(load)} of {load.context} tokens."
-        return [f"{what} {longest.layout.name} goes furthest: {longest.context} tokens."]
-    return [f"Nothing fits. {longest.layout.name} comes closest: {longest.why_not}."]
+        most = max(each.sequences for each in judged)
+        fewer = f", or a --concurrency of {most}" if most else ""
+        return [
+            f"{what} {longest.layout.name} goes furthest: {longest.context} tokens.",
+            f"Plan with a --context of that{fewer}, or with more or larger nodes.",
+        ]
+    bits = "" if facts.quantised else ", or fewer bits a weight: --bits 4 plans that"
+    return [
+        f"Nothing fits. {longest.layout.name} comes closest: {longest.why_not}.",
+        f"It takes more or larger nodes{bits}.",
+    ]

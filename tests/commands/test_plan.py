@@ -90,6 +90,7 @@ def test_where_nothing_fits_the_exit_status_is_one(config: Path) -> None:
     assert status == 1
     assert "No layout fits" in text
     assert "short" in text
+    assert "more or larger nodes, or fewer bits a weight: --bits 4" in text
 
 
 def test_a_model_can_be_planned_as_if_it_were_converted(config: Path) -> None:
@@ -114,7 +115,7 @@ def test_a_folder_is_planned_by_its_files(tmp_path: Path) -> None:
         ("--nodes 16", "--nodes: '16' is not an amount of memory"),
         ("--nodes abc", "--nodes: 'abc' is not an amount of memory"),
         ("--context 200000", "made for up to 131072"),
-        ("--context 100 --prompt 200", "Give a --context"),
+        ("--context 100 --prompt 200", "Give a longer --context"),
         ("--bits 3", "3"),
     ],
 )

@@ -81,6 +81,9 @@ def test_where_nothing_fits_it_says_what_comes_closest() -> None:
     advice = ask(model(15), "16GB,16GB", Load(100_000, 40))
     assert advice.best is None
     assert "goes furthest" in advice.why[0]
+    most = max(each.sequences for each in advice.judged)
+    assert 0 < most < 40
+    assert f"--concurrency of {most}, or with more or larger nodes" in advice.why[1]
     assert "of up to" in layout(advice, "pp2").why_not
 
 
