@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlxcel_nb.errors import Busy
@@ -44,6 +45,8 @@ class Simulation:
         self.sequences: dict[int, Sequence] = {}
         self.cancelled: set[int] = set()
         self.refused = 0
+        self.failures = 0
+        self.breaks: Callable[[StepPlan], bool] = lambda plan: False
         self.now = 0.0
         self.most_flying = 0
         self.overlapping_chunks = 0
@@ -119,11 +122,12 @@ class Simulation:
         self.scheduler.cancel(sequence)
         self._note_leaving(sequence)
 
-    def fail(self, suspects: bool = True) -> None:
+    def fail(self) -> None:
         """The oldest step on its way fails on some rank: all caches are gone, everywhere."""
+        self.failures += 1
         step = self._flying[0].plan.step
         rows = self.scheduler.flying[step]
-        self.scheduler.reset([each for each in rows if not each.over] if suspects else ())
+        self.scheduler.reset([each for each in rows if not each.over])
         self._flying.clear()
         self._has_caches.clear()
         self._must_go.clear()
@@ -162,6 +166,9 @@ class Simulation:
         """The result of the oldest step, if all ranks have run it."""
         if not self._flying or any(rank.steps < self._flying[0].plan.step for home in self.ranks for rank in home):
             return False
+        if self.breaks(self._flying[0].plan):
+            self.fail()
+            return True
         flight = self._flying.popleft()
         rows = self.scheduler.flying[flight.plan.step]
         over = {each.number for each in rows if each.over}

@@ -133,11 +133,10 @@ def digest(kind: str) -> int:
 
 
 def test_all_stages_work_at_once() -> None:
-    """On three stages: three steps on their way, three groups that work alike, a prompt's chunks one after another."""
+    """On three stages: three steps on their way, and three groups that work alike."""
     simulation = Simulation(Limits(rooms=((plain(5000), plain(5000), plain(5000)),), stages=3, chunk=16))
     simulation.run(requests(12, seed=1, prompts=(50, 90), answers=(40, 40), owners=1), every=0)
     assert simulation.most_flying == 3
-    assert simulation.overlapping_chunks > 10
     sizes: dict[int, int] = {}
     for plan in simulation.plans:
         for work in plan.work:

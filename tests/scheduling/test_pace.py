@@ -1,0 +1,171 @@
+"""How prompts are read between the tokens of others, on clocks that the tests turn."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from mlxcel_nb.scheduling.limits import Limits
+from mlxcel_nb.scheduling.pace import LEAST, START, Pace
+from mlxcel_nb.scheduling.scheduler import Scheduler
+from mlxcel_nb.scheduling.sequence import Request
+from mlxcel_nb.scheduling.step_plan import Work
+from tests.scheduling.ranks import plain
+
+Cost = Callable[[Work], float]
+
+
+def bandwidth(work: Work) -> float:
+    """Seconds, of a machine that takes 50 ms to read the weights and 4 ms to compute a token beside it."""
+    tokens = work.count * len(work.rows)
+    return max(0.050, 0.004 * tokens) + 0.0005 * tokens
+
+
+def compute(work: Work) -> float:
+    """Seconds, of a machine on which a step costs 2 ms and a token 0.2 ms."""
+    return 0.002 + 0.0002 * work.count * len(work.rows)
+
+
+class Clock:
+    """Runs requests on one stage that takes its time; notes when each token came."""
+
+    def __init__(self, cost: Cost, **limits: object) -> None:
+        self.scheduler = Scheduler(Limits(rooms=((plain(10**6),),), **limits))
+        self.cost = cost
+        self.now = 0.0
+        self.came: dict[int, list[float]] = defaultdict(list)
+        self.chunks: list[int] = []
+
+    def run(self, until: Callable[[], bool]) -> None:
+        while not until():
+            plan = self.scheduler.next(self.now)
+            assert plan is not None
+            seconds = sum(map(self.cost, plan.work))
+            self.now += seconds
+            self.chunks += [work.count for work in plan.work if work.prefill]
+            rows = [row for work in plan.work if work.sample for row in work.rows]
+            self.scheduler.took(plan.step, dict.fromkeys(rows, 5), seconds)
+            for row in rows:
+                self.came[row].append(self.now)
+            for sequence in self.scheduler.running:
+                if sequence.position >= sequence.limit:
+                    self.scheduler.finish(sequence)
+
+    def gaps(self, row: int, begin: float, end: float) -> list[float]:
+        times = [each for each in self.came[row] if begin <= each <= end]
+        return [after - before for before, after in pairwise(times)]
+
+
+def ask(clock: Clock, tokens: int, make: int, first: int = 1, owner: str = "") -> int:
+    prompt = tuple(first + each % 100 for each in range(tokens))
+    return clock.scheduler.add(Request(prompt=prompt, max_tokens=make, owner=owner), clock.now).number
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("cost", [bandwidth, compute])
+def test_a_stream_takes_at_most_two_and_a_half_times_its_idle_time_while_a_long_prompt_is_read(
+    cost: Cost, streams: int
+) -> None:
+    clock = Clock(cost)
+    rows = [ask(clock, 30, 3000, first=1 + each) for each in range(streams)]
+    clock.run(lambda: len(clock.came[rows[-1]]) > 100)
+    idle = statistics.median(clock.gaps(0, 0, clock.now)[-50:])
+    begin = clock.now
+    arrives = ask(clock, 1500, 1, first=50)
+    clock.run(lambda: bool(clock.came[arrives]))
+    during = sorted(clock.gaps(0, begin, clock.now))
+    assert during[int(0.99 * len(during))] <= 2.5 * idle
+    alone = 1500 / 256 * cost(Work(0, -1, (0,), 256, False, True))
+    assert clock.now - begin < 7 * alone, "and it is read all the same"
+
+
+def test_while_nothing_decodes_prompts_are_read_in_whole_chunks() -> None:
+    clock = Clock(bandwidth)
+    ask(clock, 600, 1)
+    clock.run(lambda: clock.scheduler.idle)
+    assert clock.chunks == [256, 256, 88]
+
+
+def test_of_a_burst_all_are_soon_answered_together() -> None:
+    """16 requests at once, of 128 tokens in and 64 out: nearly as quick as if all prompts were read first."""
+
+    def seconds(**limits: object) -> float:
+        clock = Clock(bandwidth, **limits)
+        for each in range(16):
+            ask(clock, 128, 64, first=1 + each)
+        clock.run(lambda: clock.scheduler.idle)
+        return clock.now
+
+    assert seconds() < 1.15 * seconds(gap=1e9)
+
+
+def test_short_prompts_do_not_wait_for_a_long_one_of_another() -> None:
+    clock = Clock(bandwidth)
+    long = ask(clock, 3000, 1, owner="long")
+    short = ask(clock, 20, 1, first=50, owner="short")
+    clock.run(lambda: clock.scheduler.idle)
+    assert clock.came[short][0] < clock.came[long][0] / 3
+
+
+def test_a_chunk_of_twice_its_time_is_followed_by_one_of_half_the_length() -> None:
+    pace = Pace(2.0, 256)
+    assert pace.length == START
+    for seconds in (0.1, 0.1, 5.0):
+        pace.decoded(seconds)
+    pace.read(START, 0.05, 1)
+    assert pace.length == 2 * START
+    pace.read(2 * START, 0.2, 1)
+    assert pace.length == START
+    pace.read(START, 0.1, 2)
+    assert pace.length == 2 * START, "two groups, twice the round"
+
+
+def test_the_length_stays_within_its_bounds_and_moves_by_half_or_double() -> None:
+    pace = Pace(2.0, 64)
+    pace.decoded(0.1)
+    pace.read(START, 1e-9, 1)
+    assert pace.length == 2 * START
+    for _ in range(5):
+        pace.read(64, 1e-9, 1)
+    assert pace.length == 64
+    for _ in range(5):
+        pace.read(64, 100.0, 1)
+    assert pace.length == LEAST
+
+
+def test_ends_of_prompts_tell_nothing() -> None:
+    pace = Pace(2.0, 256)
+    pace.decoded(0.1)
+    pace.read(START // 2 - 1, 10.0, 1)
+    assert pace.length == START
+
+
+def test_without_measurements_the_length_is_the_first() -> None:
+    pace = Pace(2.0, 256)
+    pace.read(16, 1.0, 1)
+    assert pace.length == START
+
+
+def test_a_round_of_groups_earns_a_chunk_and_a_chunk_spends_it() -> None:
+    pace = Pace(2.0, 256)
+    for _ in range(4):
+        assert not pace.allowed
+        pace.earn(groups=4, decoding=8, wanting=1)
+    assert pace.allowed == START
+    pace.earn(4, 8, 1)
+    assert pace.allowed == START, "what is not used is not saved up"
+    pace.spend(3)
+    assert pace.allowed == 0, "a short chunk takes nearly as long"
+
+
+def test_many_who_wait_for_few_are_read_faster() -> None:
+    pace = Pace(2.0, 256)
+    pace.earn(1, decoding=4, wanting=4)
+    assert pace.allowed == 4 * START
+    pace.rest()
+    pace.earn(1, decoding=1, wanting=100)
+    assert pace.allowed == 256
