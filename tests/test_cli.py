@@ -298,6 +298,21 @@ def test_ctrl_c_prints_what_there_is_and_ends_with_130(smollm2: Path) -> None:
     assert not mine()
 
 
+def test_an_interrupt_while_it_is_still_being_imported_is_answered_in_a_line() -> None:
+    interrupted = """
+import sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "mlxcel_nb.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from mlxcel_nb.__main__ import main
+sys.exit(main())
+"""
+    ran = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, timeout=30)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "error: interrupted\n")
+
+
 @pytest.mark.cluster
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

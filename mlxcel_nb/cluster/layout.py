@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from mlxcel_nb.errors import ConfigError
 
@@ -232,7 +232,15 @@ def make_layout(n_layers: int, *, tp: int = 1, pp: int = 1, ep: int = 1, layers:
     Args:
         n_layers: decoder layers of the model.
         layers: manual ranges; their count is the number of stages, and must agree with `pp` when both are given.
+
+    Raises:
+        ConfigError: numbers, or layers, that make no layout.
     """
+    for name, value in (("tp", tp), ("pp", pp), ("ep", ep)):
+        if not isinstance(value, SupportsIndex):
+            raise ConfigError(f"{name}={value!r:.40} is not a whole number", advice=f"Write it like {name}=2.")
+    if not isinstance(layers, str | None):
+        raise ConfigError(f"layers={layers!r:.40} is not a text", advice='Write it like layers="0-15,16-29".')
     for ranks, kind in ((tp, "tensor"), (ep, "expert-parallel")):
         if ranks < 1:
             raise ConfigError(f"{ranks} {kind} ranks", advice="Ask for at least one.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,20 @@ def test_manual_ranges_and_pp_must_agree() -> None:
     assert make_layout(4, layers="0-1,2-3").pp == 2
     with pytest.raises(ConfigError, match="2 stages"):
         make_layout(4, pp=3, layers="0-1,2-3")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"pp": "2"}, r"pp='2' is not a whole number\. Write it like pp=2"),
+        ({"tp": 2.5}, r"tp=2\.5 is not a whole number"),
+        ({"ep": None}, "ep=None is not a whole number"),
+        ({"layers": [(0, 1), (2, 3)]}, r"layers=\[\(0, 1\), \(2, 3\)\] is not a text\. Write it like layers="),
+    ],
+)
+def test_what_is_no_number_or_no_text_is_refused_by_name(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_layout(4, **asked)
 
 
 def test_every_needed_pair_has_one_link_and_the_lower_member_dials() -> None:
