@@ -27,7 +27,7 @@ from mlxcel_nb.models.store import resolve
 from mlxcel_nb.plan.capacity import LONGEST, Room, shared
 from mlxcel_nb.plan.experts import check_ep
 from mlxcel_nb.plan.shards import check_tp
-from mlxcel_nb.runtime.protocol import LoadOrder, Member, field
+from mlxcel_nb.runtime.protocol import LoadOrder, Member, OpenOrder, field
 from mlxcel_nb.util.cores import usable_cores
 
 STALL_S = 60.0
@@ -181,7 +181,7 @@ def load_parts(
     on_progress: Callable[[LoadProgress], None] | None,
     explain: Callable[[MlxcelError], MlxcelError],
 ) -> Loaded:
-    """Compare the members' files, send `order` to every one and wait until all have loaded.
+    """Compare the members' files, send `order` to every one, wait until all have loaded, and have the leader begin.
 
     Raises:
         MlxcelError: the first thing that went wrong, with what that node was doing.
@@ -219,6 +219,7 @@ def load_parts(
                 raise explain(errors.from_dict(field(message, "error", dict)))
     finally:
         router.close_inbox(order.id)
+    _open_leader(router, order, loaded, explain)
     return loaded
 
 
@@ -227,6 +228,23 @@ def _checked(loaded: dict[str, Any]) -> dict[str, Any]:
     for name, kind in (("planned_bytes", int), ("resident_bytes", int), ("dtype", str), ("warnings", list)):
         field(loaded, name, kind)
     return loaded
+
+
+def _open_leader(
+    router: Router, order: LoadOrder, loaded: Loaded, explain: Callable[[MlxcelError], MlxcelError]
+) -> None:
+    """Have the leader take requests, now that all members have loaded and said what room they have left."""
+    opening = OpenOrder(id=new_id(), instance=order.instance, rooms=tuple(_rooms(order, loaded)))
+    try:
+        router.ask(order.members[0].node_id, opening.to_dict(), timeout=order.step_s)
+    except MlxcelError as error:
+        raise explain(error) from None
+
+
+def _rooms(order: LoadOrder, loaded: Loaded) -> list[Room | None]:
+    """What each member has for caches, of what its host has."""
+    hosts = [_host(member) for member in order.members]
+    return shared([Room.from_dict(loaded[member.node_id].get("room")) for member in order.members], hosts)
 
 
 def drop_parts(router: Router, instance: str, timeout: float) -> None:
@@ -256,8 +274,7 @@ def _host(member: Member) -> str:
 def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadReport:
     """What the user sees of a finished load."""
     layout = plan.layout
-    hosts = [_host(member) for member in order.members]
-    rooms = shared([Room.from_dict(loaded[member.node_id].get("room")) for member in order.members], hosts)
+    rooms = _rooms(order, loaded)
     known = [room for room in rooms if room]
     asked = min(plan.context or REQUEST_TOKENS, REQUEST_TOKENS)
     parts = tuple(

@@ -34,7 +34,7 @@ REGISTER_S = 60
 
 NODE_MODULES = (
     "mlxcel_nb.runtime.node",
-    "mlxcel_nb.runtime.leader",
+    "mlxcel_nb.runtime.engine",
     "mlxcel_nb.runtime.loading",
     "tokenizers",
     "jinja2.sandbox",

@@ -7,7 +7,7 @@ the same on all ranks. For the MLX thread.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -112,12 +112,19 @@ class Group:
             return cut(self._singles[row], begin, end)
         return cut(self._batch, begin, end, slot=self._slots[row])
 
-    def forward(self, x: mx.array | list[Handover], *, all_logits: bool = False, lap: int = 0) -> Any:
+    def forward(
+        self,
+        x: mx.array | list[Handover],
+        on_layer: Callable[[int, mx.array], None] | None = None,
+        *,
+        all_logits: bool = False,
+        lap: int = 0,
+    ) -> Any:
         """Run the part over the next tokens of every row.
 
         Args:
             x: token ids (rows, L) where the part takes ids; else what the stage before gave, a handover for each pass.
-            all_logits: as of `LoadedPart.forward`.
+            on_layer, all_logits: as of `LoadedPart.forward`.
             lap: as of `LoadedPart.forward`; a step is over after the last.
 
         Returns:
@@ -129,12 +136,12 @@ class Group:
         if self._batch is None:
             inputs: list[Any] = x if isinstance(x, list) else [x[row : row + 1] for row in range(len(self._singles))]
             found = [
-                self._part.forward(each, caches, all_logits=all_logits, lap=lap)
+                self._part.forward(each, caches, on_layer, all_logits=all_logits, lap=lap)
                 for each, caches in zip(inputs, self._singles.values(), strict=True)
             ]
             given = found if isinstance(found[0], dict) else mx.concatenate(found) if len(found) > 1 else found[0]
         else:
-            out = self._part.forward(self._spread(x), self._batch, all_logits=all_logits, lap=lap)
+            out = self._part.forward(self._spread(x), self._batch, on_layer, all_logits=all_logits, lap=lap)
             given = [out] if isinstance(out, dict) else self._gathered(out)
         if lap == self._part.laps - 1:
             self._count(self._part.size_of(x[0])[1] if isinstance(x, list) else x.shape[1])

@@ -70,16 +70,17 @@ class Clock:
     """Moments of one request, by the monotonic clock, in seconds."""
 
     received: float
-    started: float = field(default_factory=time.monotonic)
+    started: float | None = None
     first_token: float | None = None
 
     def timings(self, prompt_tokens: int, made: int) -> dict[str, float | None]:
         now = time.monotonic()
         first = self.first_token
         decode_s = now - first if first is not None else 0.0
-        prefill_s = (first or now) - self.started
+        started = now if self.started is None else self.started
+        prefill_s = (first or now) - started
         return {
-            "queue_s": self.started - self.received,
+            "queue_s": started - self.received,
             "ttft_s": first - self.received if first is not None else None,
             "prefill_tokens_per_s": prompt_tokens / prefill_s if first is not None and prefill_s > 0 else None,
             "tokens_per_s": (made - 1) / decode_s if made > 1 and decode_s > 0 else None,

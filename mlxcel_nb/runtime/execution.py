@@ -1,128 +1,196 @@
-"""One request on one member: its KV cache, and the steps it runs. Lives and dies on the MLX thread."""
+"""All sequences of one epoch on one member: their caches, and the step plans that run on them.
+
+Every member does what a plan says in the same order, so what one holds for a sequence the others hold too. Lives and
+dies on the MLX thread.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
-from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.errors import WireError
-from mlxcel_nb.models.constraints import Constraints
-from mlxcel_nb.models.params import SamplingParams
+from mlxcel_nb.models import batching
+from mlxcel_nb.models.batching_blocks import Block, cut, from_blocks
+from mlxcel_nb.models.batching_rows import arrays_of
 from mlxcel_nb.models.part import Handover, LoadedPart
-from mlxcel_nb.models.sampling import Sampled, Sampler
-from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
-from mlxcel_nb.runtime.collectives import Collectives
-from mlxcel_nb.runtime.fabric import Fabric
-from mlxcel_nb.runtime.protocol import LoadOrder, Step
+from mlxcel_nb.models.sampling import Sampler, sample_rows
+from mlxcel_nb.runtime.instance import Instance
+from mlxcel_nb.runtime.outcomes import Outcome
 from mlxcel_nb.runtime.recording import Recording
-
-
-@dataclass
-class Instance:
-    """A member's part of a loaded model, its links to the other members, and how its stage adds up."""
-
-    order: LoadOrder
-    me: int
-    part: LoadedPart
-    fabric: Fabric
-    collectives: Collectives
-
-    @property
-    def layout(self) -> Layout:
-        return self.order.layout
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The model's, read when it is first asked for: a member that samples seldom needs it."""
-        return load_tokenizer(self.order.model)
-
-    @cached_property
-    def constraints(self) -> Constraints:
-        return Constraints(lambda: self.tokenizer)
-
-    def sampler(self, params: SamplingParams, context: list[int]) -> Sampler:
-        """Chooses the tokens of one request."""
-        eos_ids = self.tokenizer.eos_ids if params.min_tokens else ()
-        return Sampler(params, context, eos_ids=eos_ids, constraints=self.constraints)
+from mlxcel_nb.scheduling.step_plan import BLOCK, StepPlan, Work
 
 
 class Execution:
     """One epoch on this member.
 
     Args:
-        context: the prompt's last tokens, for a repetition penalty; only the sampler uses them.
         check: raises when the epoch has been aborted; called after each layer of a prefill chunk.
-        recording: notes layers and logits, for a request that asks for it.
-        home: the expert-parallel rank whose sequence it is; the others serve it with their experts.
 
     Attributes:
-        sampler: the member that samples.
+        recording: notes layers and logits of the one sequence there is, where that is asked for.
     """
 
-    def __init__(
-        self,
-        instance: Instance,
-        epoch: int,
-        params: SamplingParams,
-        context: list[int],
-        check: Callable[[], None],
-        recording: Recording | None = None,
-        home: int = 0,
-    ) -> None:
+    def __init__(self, instance: Instance, epoch: int, check: Callable[[], None]) -> None:
         layout, me = instance.layout, instance.me
         self.epoch = epoch
         self.layers_done = 0
-        self._part = instance.part
+        self._instance = instance
+        self._home = instance.home
+        self._part: LoadedPart = instance.part
         self._fabric = instance.fabric
         self._collectives = instance.collectives
         self._check = check
-        self._recording = recording
-        self._runs = layout.runs(me, home)
-        self._cache: list[Any] = instance.part.make_cache() if self._runs else []
         self._first = layout.stage_of(me) == 0
         self._last = layout.stage_of(me) == layout.pp - 1
-        self.sampler = layout.sampler_at(home)
-        self._sampler = instance.sampler(params, context) if me == self.sampler else None
+        self.samples = me == layout.sampler_at(self._home)
+        self._singles: dict[int, list[Any]] = {}
+        self._groups: dict[int, batching.Group] = {}
+        self._group_of: dict[int, int] = {}
+        self._samplers: dict[int, Sampler] = {}
+        self._blocks: dict[int, Block] = {}
+        self.recording: Recording | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of keys, values and states held here."""
+        singles = sum(array.nbytes for caches in self._singles.values() for array in arrays_of(caches))
+        groups = sum(group.nbytes for group in self._groups.values())
+        return singles + groups + sum(block.nbytes for block in self._blocks.values())
+
+    def note(self, recording: Recording) -> None:
+        """The next step's sequence runs alone and is noted."""
+        self.recording = recording
+
+    def answers(self, plan: StepPlan) -> bool:
+        """Whether the leader waits to hear of `plan` from this member, sampled or not."""
+        return self.samples and any(work.home == self._home for work in plan.work)
+
+    def run(self, plan: StepPlan) -> Outcome:
+        """Do what `plan` says; what was sampled, where this member samples."""
+        self._fabric.begin_step(self.epoch, plan.step)
+        self._keep_house(plan)
+        work = next((each for each in plan.work if each.home == self._home), None)
+        outcome, passed = {}, 0
+        if work is not None:
+            rows = self._single(work) if work.prefill else self._grouped(work)
+            outcome, passed = self._compute(work, rows), rows.passes
+        for _ in range(passed, self._rounds(plan)):  # of other homes: their tokens may want the experts here
+            self._part.serve(self._check)
+        return outcome
+
+    def _rounds(self, plan: StepPlan) -> int:
+        """Forwards that this step takes where it takes most; each is a turn of all ranks that hold experts."""
+        if self._part.dispatch is None:
+            return 0
+        return max((batching.passes(self._part, len(work.rows)) for work in plan.work), default=0)
+
+    def _compute(self, work: Work, rows: batching.Group) -> Outcome:
+        for lap in range(self._part.laps):
+            y = self._collectives.run(partial(self._forward, work, rows, lap))
+            if not self._last or lap + 1 < self._part.laps:
+                for handover in y:
+                    self._fabric.send_hidden([handover[name] for name in self._part.gives])
+        if not self._last:
+            return {}
+        if not self.samples or not work.sample:
+            mx.eval(y)
+            return {}
+        logits = y[:, -1]
+        if self.recording is not None:
+            self.recording.on_logits(logits.reshape(-1))
+        drawn = sample_rows([self._samplers[row] for row in work.rows], logits)
+        return dict(zip(work.rows, drawn, strict=True))
+
+    # -- what a plan asks for before its forward --------------------------------------------------
+
+    def _keep_house(self, plan: StepPlan) -> None:
+        """What ends and what begins, in the order in which all members do it."""
+        for block in plan.free:
+            self._blocks.pop(block, None)
+        for keep in plan.keep:
+            if keep.home == self._home:
+                self._blocks[keep.block] = self._cut(keep.sequence, keep.begin, keep.begin + BLOCK)
+        self._drop(plan.drop)
+        for restore in plan.restore:
+            if restore.home == self._home:
+                blocks = [self._blocks[block] for block in restore.blocks]
+                self._singles[restore.sequence] = from_blocks(blocks, self._part)
+        for opened in plan.open:
+            if self.samples and opened.home == self._home:
+                self._samplers[opened.sequence] = self._instance.sampler(opened)
+
+    def _cut(self, sequence: int, begin: int, end: int) -> Block:
+        group = self._group_of.get(sequence)
+        if group is not None:
+            return self._groups[group].cut(sequence, begin, end)
+        return cut(self._singles[sequence], begin, end)
+
+    def _drop(self, sequences: tuple[int, ...]) -> None:
+        gone: dict[int, list[int]] = {}
+        for sequence in sequences:  # some were never here
+            self._singles.pop(sequence, None)
+            self._samplers.pop(sequence, None)
+            if (group := self._group_of.pop(sequence, None)) is not None:
+                gone.setdefault(group, []).append(sequence)
+        for group, rows in gone.items():
+            self._groups[group].leave(rows)
+        if sequences:
+            self.recording = None
+
+    # -- the forward ------------------------------------------------------------------------------
+
+    def _single(self, work: Work) -> batching.Group:
+        """The one sequence of a prefill chunk, by itself."""
+        (row,) = work.rows
+        if row not in self._singles:
+            self._singles[row] = self._part.make_cache()
+        group = batching.Group(self._part)
+        group.join([(row, self._singles[row])])
+        return group
+
+    def _grouped(self, work: Work) -> batching.Group:
+        """The group of `work`, with the rows that it is to have."""
+        group = self._groups.setdefault(work.group, batching.Group(self._part))
+        for row in [row for row in group.rows if row not in work.rows]:
+            self._singles[row] = self._alone(row)
+        joining = [row for row in work.rows if self._group_of.get(row) != work.group]
+        group.join([(row, self._alone(row)) for row in joining])
+        for row in joining:
+            self._group_of[row] = work.group
+        if group.rows != work.rows:
+            raise WireError(f"group {work.group} is {list(group.rows)} here, and {list(work.rows)} in the plan")
+        return group
+
+    def _alone(self, row: int) -> list[Any]:
+        """The caches of `row` by themselves, wherever they were."""
+        if (group := self._group_of.pop(row, None)) is None:
+            return self._singles.pop(row)
+        return self._groups[group].take_out(row)
 
     def _after_layer(self, layer: int, output: mx.array) -> None:
         self.layers_done += 1
-        if self._recording is not None:
-            self._recording.on_layer(layer, output)
+        if self.recording is not None:
+            self.recording.on_layer(layer, output)
         self._check()
 
-    def run(self, step: Step) -> Sampled | None:
-        """Run one chunk; the token when this member samples and the step asks for one."""
-        self._fabric.begin_step(step.epoch, step.step)
-        if not self._runs:
-            self._part.serve(self._check)
-            return None
-        for lap in range(self._part.laps):
-            y = self._collectives.run(partial(self._forward, step, lap))
-            if not self._last or lap + 1 < self._part.laps:
-                self._fabric.send_hidden([y[name] for name in self._part.gives])
-        if not self._last:
-            return None
-        if self._sampler is None or not step.sample:
-            mx.eval(y)
-            return None
-        if self._recording is not None:
-            self._recording.on_logits(y.reshape(-1))
-        return self._sampler.sample(y.reshape(-1))
-
-    def _forward(self, step: Step, lap: int) -> Any:
+    def _forward(self, work: Work, rows: batching.Group, lap: int) -> Any:
         self._check()
-        x: mx.array | Handover
+        x: mx.array | list[Handover]
         if self._first and lap == 0:
-            x = mx.array([step.tokens], dtype=mx.int32)
+            x = mx.array(work.tokens, dtype=mx.int32).reshape(len(work.rows), work.count)
         else:
-            x = self._fabric.recv_hidden(self._part.takes)
-            if self._part.size_of(x) != (1, step.count):
-                raise WireError(f"activations of shape {x['hidden'].shape} where a step of {step.count} tokens was due")
-        layer_by_layer = (step.prefill or self._recording is not None) and self._collectives.breakable
-        on_layer = self._after_layer if layer_by_layer else None
-        return self._part.forward(x, self._cache, on_layer=on_layer, lap=lap)
+            x = [self._received(rows.width, work.count) for _ in range(rows.passes)]
+        layer_by_layer = (work.prefill or self.recording is not None) and self._collectives.breakable
+        return rows.forward(x, on_layer=self._after_layer if layer_by_layer else None, lap=lap)
+
+    def _received(self, width: int, count: int) -> Handover:
+        """What the stage before hands over for one forward."""
+        handover = self._fabric.recv_hidden(self._part.takes)
+        if self._part.size_of(handover) != (width, count):
+            shape = handover["hidden"].shape
+            raise WireError(f"activations of shape {shape} where {width} rows of {count} tokens were due")
+        return handover

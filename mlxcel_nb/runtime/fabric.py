@@ -200,14 +200,14 @@ class Fabric:
         assert self.leader is not None
         self.tell(self.leader, message)
 
-    def recv_token(self, sampler: int, epoch: int, step: int) -> dict[str, Any]:
-        """The token that member `sampler` has for this step; what older epochs left is dropped."""
+    def recv_tokens(self, sampler: int, epoch: int, step: int) -> dict[str, Any]:
+        """What member `sampler` says of this step; what older epochs left is dropped."""
         deadline = self._deadline()
         while True:
             message = self.links[sampler].recv_control(
-                deadline=deadline, interrupt=self._interrupt, what=f"the token of step {step}"
+                deadline=deadline, interrupt=self._interrupt, what=f"the tokens of step {step}"
             )
-            if message.get("type") == "token" and message.get("epoch") == epoch and message.get("step") == step:
+            if message.get("type") == "tokens" and (message.get("epoch"), message.get("step")) == (epoch, step):
                 return message
 
     def close(self, reason: str = "") -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from mlxcel_nb import errors
-from mlxcel_nb.errors import Cancelled, ClusterError
+from mlxcel_nb.errors import Cancelled, ClusterError, WireError
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.hot.hot_link import MAX_SPIN_S, HotLink
 from mlxcel_nb.net.links.link import Link
@@ -150,6 +150,17 @@ class Holding:
         if self.order is not None:
             for member in self.order.members:
                 self.witnesses.tell(member.node_id, message)
+
+    def check_leads(self, instance: str) -> None:
+        """Refuse what only the leader of `instance` obeys, where this node is not.
+
+        Raises:
+            ClusterError: it is not held here. WireError: another member leads it.
+        """
+        if self.order is None or self.order.instance != instance:
+            raise ClusterError("no such model is loaded", advice="Load one first.")
+        if self.order.place(self._node_id) != 0:
+            raise WireError("a request goes to the leader, which this node is not")
 
     def is_leader(self, link: ControlLink) -> bool:
         """Whether `link` is the witness of the instance's leader."""

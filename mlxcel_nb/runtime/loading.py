@@ -22,8 +22,8 @@ from mlxcel_nb.net.ucx.offer import UcxOffer
 from mlxcel_nb.plan.capacity import Room, counted
 from mlxcel_nb.plan.part import part_of
 from mlxcel_nb.runtime import collectives
-from mlxcel_nb.runtime.execution import Instance
 from mlxcel_nb.runtime.fabric import Fabric
+from mlxcel_nb.runtime.instance import Instance
 from mlxcel_nb.runtime.protocol import LoadOrder
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def speed_up(links: Mapping[int, HotLink], interrupt: Interrupt) -> None:
 def room_left(order: LoadOrder, part: LoadedPart) -> dict[str, Any] | None:
     """What this host has left for keys and values of the part, and how they grow. Never a reason for a load to fail."""
     from mlxcel_nb.models import memory, sizes
-    from mlxcel_nb.runtime.leader import PREFILL_CHUNK
+    from mlxcel_nb.runtime.engine import PREFILL_CHUNK
 
     try:
         growths = sizes.part_caches(

@@ -9,7 +9,6 @@ from its members, on the links that were made for this instance.
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import threading
 import time
@@ -41,13 +40,13 @@ from mlxcel_nb.runtime.hashing import Hashing
 from mlxcel_nb.runtime.holding import Holding
 from mlxcel_nb.runtime.measuring import Measuring
 from mlxcel_nb.runtime.node_config import NodeConfig
-from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, failed_end
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, OpenOrder, failed_end
 from mlxcel_nb.runtime.protocol import field as field_of
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.runtime.requests import Requests
 from mlxcel_nb.runtime.stuck import StuckWatch
 from mlxcel_nb.runtime.surroundings import Surroundings
-from mlxcel_nb.runtime.worker import Outbox, Stop, Worker
+from mlxcel_nb.runtime.worker import Open, Outbox, Stop, Worker
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.util.loop import LoopThread
@@ -328,7 +327,7 @@ class Node:
             self._routers.discard(link)
             self._router_seen = time.monotonic()
             self._holding.router_left(link)
-            self._requests.cancel_all("its router is gone", link)
+            self._requests.cancel_all(link)
         self._holding.witnesses.ended(link, reason)
 
     def _on_message(self, link: ControlLink, message: dict[str, Any]) -> None:
@@ -358,8 +357,11 @@ class Node:
             self._hashing.order(router, message)
         elif kind == "unload":
             self._hashing.left(router)
-            stop = functools.partial(self._requests.cancel_all, "the model is being unloaded")
+            stop = self._requests.cancel_all
             self._holding.unload(router, field_of(message, "id", str), str(message.get("instance", "")), stop)
+        elif kind == "open":
+            self._holding.check_leads(field_of(message, "instance", str))
+            self._worker.post(Open(OpenOrder.from_dict(message)))
         elif kind == "generate":
             self._generate(router, GenerateOrder.from_dict(message))
         elif kind == "cancel":
@@ -393,11 +395,7 @@ class Node:
             raise WireError(f"{link.peer.node_id} ({link.peer.role}) may not send {kind!r} here")
 
     def _generate(self, router: ControlLink, order: GenerateOrder) -> None:
-        held = self._holding.order
-        if held is None or held.instance != order.instance:
-            raise ClusterError("no such model is loaded", advice="Load one first.")
-        if held.place(self.config.node_id) != 0:
-            raise WireError("a request goes to the leader, which this node is not")
+        self._holding.check_leads(order.instance)
         self._requests.take(order, router)
 
     def _tell_recorded(self, router: ControlLink, message: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ load       router -> node    take this part of this model; answered by progress 
 progress   node -> router    so many bytes of the part have been loaded, or of the folder read
 loaded     node -> router    the part is ready: its layers, bytes and dtype, and what room is left for caches
 unload     router -> node    drop the model; answered by reply
+open       router -> leader  all have loaded: take requests, within this room; answered by reply
 generate   router -> leader  make text; answered by stream frames prefill ..., delta ..., end
 prefill    leader -> router  (stream) so much of a long prompt has been read
 delta      leader -> router  (stream) text and ids of a request
@@ -24,15 +25,13 @@ recorded   router -> member  give a piece of what a request with `forced` tokens
 reply      node -> router    the answer to digest, unload, status, place, measure or recorded, by its `id`
 error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error
-abort      leader -> member  leave this epoch
-begin      leader -> member  (hot link) a new epoch: sampling parameters, recent tokens, whose sequence it is
-step       leader -> member  (hot link) run this chunk
-token      sampler -> leader (hot link) the token sampled in this step
-end        leader -> member  (hot link) the epoch is over, drop its cache
+abort      leader -> member  leave this epoch; on the hot link too
+step       leader -> member  (hot link) run this plan
+tokens     sampler -> leader (hot link) what was sampled in this step; nothing, where it was a part of a prompt
 ========== ================= ==========================================================================
 
-An epoch is one request on one instance; numbers grow, so whatever is left over from an aborted one is
-recognised as stale and dropped.
+An epoch is the life of all caches of an instance between two failures; numbers grow, so whatever is left over from an
+aborted one is recognised as stale and dropped.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ from mlxcel_nb.cluster.paths import Agreement, Path, read_path
 from mlxcel_nb.cluster.places import OTHER
 from mlxcel_nb.errors import RequestError, WireError
 from mlxcel_nb.models.params import SamplingParams
+from mlxcel_nb.plan.capacity import Room
 
 
 def field(message: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
@@ -85,6 +85,7 @@ class LoadOrder:
         paths: the ways from one member to another, best first, agreed once for all members.
         collectives: who adds partial sums up, one of `COLLECTIVES`.
         vocab_parallel: tensor ranks share the embedding and the head too.
+        micro_batches: groups of requests that are under way at once, so that all stages work; 0 chooses.
     """
 
     id: str
@@ -98,6 +99,7 @@ class LoadOrder:
     paths: Agreement = dataclasses.field(default_factory=dict)
     collectives: str = OWN
     vocab_parallel: bool = False
+    micro_batches: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -113,6 +115,7 @@ class LoadOrder:
             "paths": [[a, b, [path.to_list() for path in ways]] for (a, b), ways in sorted(self.paths.items())],
             "collectives": self.collectives,
             "vocab_parallel": self.vocab_parallel,
+            "micro_batches": self.micro_batches,
         }
 
     @classmethod
@@ -135,6 +138,7 @@ class LoadOrder:
             paths=_read_paths(message.get("paths", [])),
             collectives=collectives,
             vocab_parallel=field(message, "vocab_parallel", bool) if "vocab_parallel" in message else False,
+            micro_batches=_count(message, "micro_batches"),
         )
 
     def sources(self, me: int) -> dict[str, set[str]]:
@@ -158,6 +162,14 @@ class LoadOrder:
             if member.node_id == node_id:
                 return index
         raise WireError(f"load: {node_id} is not a member of this layout")
+
+
+def _count(message: dict[str, Any], name: str) -> int:
+    """A whole number from 0, which is what stands for a field that is not there."""
+    count = field(message, name, int) if name in message else 0
+    if not 0 <= count < 1 << 31:
+        raise WireError(f"message {message.get('type')!r}: field {name!r} is {count}")
+    return int(count)
 
 
 def _read_paths(told: Any) -> Agreement:
@@ -236,43 +248,27 @@ def _check_ids(ids: list[int]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """One chunk of one epoch, run by every member in the same order.
+class OpenOrder:
+    """What the leader needs to know before it takes requests.
 
     Args:
-        count: tokens in the chunk.
-        sample: the last stage's rank 0 samples from the chunk's last position.
-        prefill: evaluate layer by layer, so that a cancel is noticed within one layer's time.
-        tokens: the chunk's ids, for members of stage 0; empty elsewhere.
+        rooms: of every member, in mesh order, what it has left for keys and values; None where it cannot say.
     """
 
-    epoch: int
-    step: int
-    count: int
-    sample: bool
-    prefill: bool
-    tokens: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+    id: str
+    instance: str
+    rooms: tuple[Room | None, ...]
 
-    def to_dict(self, *, with_tokens: bool) -> dict[str, Any]:
-        return {
-            "type": "step",
-            "epoch": self.epoch,
-            "step": self.step,
-            "count": self.count,
-            "sample": self.sample,
-            "prefill": self.prefill,
-            "tokens": list(self.tokens) if with_tokens else [],
-        }
+    def to_dict(self) -> dict[str, Any]:
+        rooms = [room and room.to_dict() for room in self.rooms]
+        return {"type": "open", "id": self.id, "instance": self.instance, "rooms": rooms}
 
     @classmethod
-    def from_dict(cls, message: dict[str, Any]) -> Step:
+    def from_dict(cls, message: dict[str, Any]) -> OpenOrder:
         return cls(
-            epoch=field(message, "epoch", int),
-            step=field(message, "step", int),
-            count=field(message, "count", int),
-            sample=field(message, "sample", bool),
-            prefill=field(message, "prefill", bool),
-            tokens=tuple(field(message, "tokens", list)),
+            id=field(message, "id", str),
+            instance=field(message, "instance", str),
+            rooms=tuple(Room.from_dict(each) for each in field(message, "rooms", list)),
         )
 
 

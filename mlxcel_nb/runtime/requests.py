@@ -6,17 +6,21 @@ of its business. What may wait is bounded in number and in bytes.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from mlxcel_nb.errors import Busy, Cancelled, WireError
+from mlxcel_nb.errors import Busy, WireError
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.runtime.protocol import GenerateOrder, failed_end
-from mlxcel_nb.runtime.worker import Generate, Worker
+from mlxcel_nb.runtime.worker import Cancel, Generate, Worker
 
-MAX_WAITING = 64
-"""Requests that may wait for the one under way; one more is told the model is busy."""
+MAX_UNDER_WAY = 256
+"""Requests that have not ended; the scheduler's own queue is shorter, this guards what waits to be put in it."""
 
-MAX_WAITING_WEIGHT = 1 << 22
+PATIENCE_S = 0.25
+"""A cancelled request may end by itself, after its step, before the step is broken off."""
+
+MAX_WEIGHT = 1 << 22
 """And this much in prompts: room for the largest request, or for 64 of a long context."""
 
 
@@ -37,11 +41,11 @@ class Requests:
             Busy: as much is waiting as may. WireError: the id is in use.
         """
         waiting = sum(request.order.weight for request, _ in self._under_way.values())
-        if len(self) >= MAX_WAITING or (waiting and waiting + order.weight > MAX_WAITING_WEIGHT):
+        if len(self) >= MAX_UNDER_WAY or (waiting and waiting + order.weight > MAX_WEIGHT):
             raise Busy(f"{len(self)} requests are waiting already", advice="Try again in a moment.")
         if order.id in self._under_way:
             raise WireError("a request with this id is under way")
-        command = Generate(order)
+        command = Generate(order, owner.peer.node_id)
         self._under_way[order.id] = (command, owner)
         self._worker.post(command)
 
@@ -58,13 +62,13 @@ class Requests:
         """Stop a request of this owner's; one of somebody else's goes on."""
         command, link = self._under_way.get(request_id, (None, None))
         if command is not None and link is owner:
-            self._stop(command, "stopped by the user")
+            self._stop(command)
 
-    def cancel_all(self, why: str, owner: ControlLink | None = None) -> None:
+    def cancel_all(self, owner: ControlLink | None = None) -> None:
         """Stop every request, or every one of this owner's."""
         for command, link in list(self._under_way.values()):
             if owner is None or link is owner:
-                self._stop(command, why)
+                self._stop(command)
 
     def fail_all(self, error: dict[str, Any]) -> None:
         """The MLX thread has ended: no answer will come any more."""
@@ -72,8 +76,10 @@ class Requests:
             del self._under_way[request_id]
             owner.send_stream(failed_end(request_id, error))
 
-    def _stop(self, command: Generate, why: str) -> None:
-        """The one under way leaves its step; one that waits ends when its turn comes at once."""
+    def _stop(self, command: Generate) -> None:
+        """End a request after the step under way; if that takes long, and is for nobody else, in its middle."""
+        if command.cancelled:
+            return
         command.cancelled = True
-        if command.epoch:
-            self._worker.abort(command.epoch, Cancelled(why))
+        self._worker.post(Cancel(command.order.id))
+        asyncio.get_running_loop().call_later(PATIENCE_S, self._worker.break_off, command.order.id)

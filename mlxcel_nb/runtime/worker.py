@@ -3,9 +3,9 @@
 Other threads hand it commands with `post`, break what it is doing with `abort` and `fail`, and read `activity`.
 It tells them things only through the callables of `Outbox`, which hop to the node's loop.
 
-Between requests a follower waits on its hot link to the leader, everybody else on the command queue. `_state`
-guards the short moments in which the thread goes from one to the other, so that an abort meant for a finished
-epoch never hits the next one.
+A follower waits on its hot link to the leader, everybody else on the command queue; a leader with requests looks at
+the queue between two steps. `_state` guards the short moments in which the thread goes from one to the other, so that
+an abort meant for a finished epoch never hits the next one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb import errors
-from mlxcel_nb.errors import MlxcelError, PeerAborted, PeerLost, StepTimeout, WireError
-from mlxcel_nb.models.params import SamplingParams
+from mlxcel_nb.errors import MlxcelError, StepTimeout
 from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
-from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Step, failed_end
-from mlxcel_nb.runtime.protocol import field as message_field
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, OpenOrder, failed_end
 from mlxcel_nb.runtime.stuck import GRACE_S, Inside
 from mlxcel_nb.util.log import get_logger, trail
 
 if TYPE_CHECKING:  # these bring MLX, which a node without a model does without
-    from mlxcel_nb.runtime.execution import Execution, Instance
-    from mlxcel_nb.runtime.leader import Leader
+    from mlxcel_nb.runtime.engine import Engine
+    from mlxcel_nb.runtime.follower import Follower
+    from mlxcel_nb.runtime.instance import Instance
     from mlxcel_nb.runtime.recording import Recording
 
 log = get_logger("runtime.worker")
@@ -60,14 +59,28 @@ class Unload:
     done: Callable[[], None]
 
 
+@dataclass(frozen=True)
+class Open:
+    """On the leader: take requests from now on, within the room that all members have."""
+
+    order: OpenOrder
+
+
 @dataclass
 class Generate:
-    """One request, on the leader. `cancelled` may be set from any thread; `epoch` is 0 until its turn comes."""
+    """One request, on the leader, of the router `owner`. `cancelled` may be set from any thread."""
 
     order: GenerateOrder
+    owner: str
     received_s: float = field(default_factory=time.monotonic)
     cancelled: bool = False
-    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End the request with this id, on the leader."""
+
+    request: str
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ class Stop:
     """End the thread."""
 
 
-Command = Load | Unload | Generate | Stop
+Command = Load | Unload | Open | Generate | Cancel | Stop
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,8 @@ class Worker:
         self.activity = "idle"
         self.progress = 0
         self.instance: Instance | None = None
-        self.leader: Leader | None = None
+        self.engine: Engine | None = None
+        self.follower: Follower | None = None
         self.recording: Recording | None = None
         self.broken: MlxcelError | None = None
         self.ended: MlxcelError | None = None
@@ -121,7 +135,7 @@ class Worker:
         self._aborted: tuple[int, MlxcelError] | None = None
         self._lost: tuple[str, MlxcelError] | None = None
         self._troubled_s = 0.0
-        self._executions: dict[int, Execution] = {}
+        self._alone = ""
         self._thread = threading.Thread(target=self._main, name="mlx", daemon=True)
 
     # -- any thread -------------------------------------------------------------------------------
@@ -144,6 +158,12 @@ class Worker:
                 self.interrupt.set(error)
         if not isinstance(error, errors.Cancelled):
             self._trouble()
+
+    def break_off(self, request: str) -> None:
+        """Leave the step under way, if it is for the request with this id and no other."""
+        with self._state:
+            if self._epoch > 0 and self._alone == request:
+                self.interrupt.set(errors.Cancelled("stopped by the user"))
 
     def abort_load(self, error: MlxcelError) -> None:
         """Leave the load under way; one that has not begun is cancelled by its own flag."""
@@ -188,10 +208,14 @@ class Worker:
         """Raise what `abort` or `fail` brought in; called wherever the thread is about to do much."""
         self.interrupt.check()
 
-    def enter(self, epoch: int) -> None:
-        """Begin `epoch`; one that was aborted before it began is broken off at its first look."""
+    def enter(self, epoch: int, *, alone: str = "") -> None:
+        """Begin a step of `epoch`; one that was aborted before it began is broken off at its first look.
+
+        Args:
+            alone: the request that the step is for, where no other is under way.
+        """
         with self._state:
-            self._epoch = epoch
+            self._epoch, self._alone = epoch, alone
             self.interrupt.clear()
             if self._aborted is not None and 0 < epoch <= self._aborted[0]:
                 self.interrupt.set(self._aborted[1])
@@ -229,10 +253,14 @@ class Worker:
         """Take one command or one frame of the leader's. False when told to stop."""
         instance = self.instance
         if instance is None or instance.me == 0 or self.broken is not None:
+            busy = self.engine is not None and self.engine.busy
             try:
-                return self._obey(self._queue.get(timeout=IDLE_WAIT_S))
+                return self._obey(self._queue.get_nowait() if busy else self._queue.get(timeout=IDLE_WAIT_S))
             except queue.Empty:
-                return True
+                pass
+            if busy and self.engine is not None:
+                self.engine.advance()
+            return True
         with self._state:
             self._waiting = self._queue.empty()
         try:
@@ -263,8 +291,13 @@ class Worker:
             case Unload():
                 self._drop()
                 command.done()
+            case Open():
+                self._open(command.order)
             case Generate():
                 self._generate(command)
+            case Cancel():
+                if self.engine is not None:
+                    self.engine.cancel(command.request)
         return True
 
     def _load(self, command: Load) -> None:
@@ -278,10 +311,10 @@ class Worker:
                 raise errors.Cancelled("the load was given up", node=self.node_id)
             self.check()
             self.instance = loading.load(self, order, command.me, command.links)
-            if command.me == 0:
-                from mlxcel_nb.runtime.leader import Leader
+            if command.me:
+                from mlxcel_nb.runtime.follower import Follower
 
-                self.leader = Leader(self, self.instance)
+                self.follower = Follower(self, self.instance)
             give_back()  # what reading the tokenizer and the files left behind
             part = self.instance.part
             self.outbox.to_router({
@@ -302,21 +335,38 @@ class Worker:
         finally:
             self.leave()
 
+    def _open(self, order: OpenOrder) -> None:
+        """Become the coordinator of what is loaded here."""
+        from mlxcel_nb.runtime.engine import Engine
+
+        try:
+            if self.instance is None or self.instance.order.instance != order.instance:
+                raise errors.ClusterError("no such model is loaded", advice="Load one first.")
+            self.engine = Engine(self, self.instance, order)
+        except Exception as error:  # noqa: BLE001  # whatever it was, it is the answer
+            wrapped = errors.wrap(error, self.node_id)
+            self.outbox.to_router({"type": "error", "id": order.id, "error": wrapped.to_dict()})
+        else:
+            self.outbox.to_router({"type": "reply", "id": order.id})
+
     def _generate(self, command: Generate) -> None:
-        if self.leader is None or self.instance is None or self.instance.order.instance != command.order.instance:
+        held = self.instance.order.instance if self.instance is not None else ""
+        if self.engine is None or held != command.order.instance:
             error = errors.ClusterError("no such model is loaded", node=self.node_id, advice="Load one first.")
             self.outbox.stream(failed_end(command.order.id, error.to_dict()))
             return
-        self.leader.generate(command)
+        self.engine.add(command)
 
     def _drop(self) -> None:
         """Forget the model and close its links."""
-        self._executions.clear()
+        if self.engine is not None:
+            self.engine.fail(errors.ClusterError("the model was unloaded", node=self.node_id))
+            self.engine = None
+        self.follower = None
         self.recording = None
         if self.instance is not None:
             self.instance.fabric.close()
             self.instance = None
-            self.leader = None
             from mlxcel_nb.models.loading import give_back
 
             give_back()
@@ -345,50 +395,5 @@ class Worker:
         )
         with self._state:
             self._waiting = False
-        kind = message.get("type")
-        if kind == "begin":
-            self._begin(instance, message)
-        elif kind == "step":
-            self._step(instance, Step.from_dict(message))
-        elif kind in ("end", "abort"):
-            self._executions.pop(message_field(message, "epoch", int), None)
-            self.finish_recording()
-        else:
-            raise WireError(f"the leader sent {kind!r} on a hot link")
-
-    def _begin(self, instance: Instance, message: dict[str, Any]) -> None:
-        from mlxcel_nb.runtime.execution import Execution
-
-        epoch = message_field(message, "epoch", int)
-        params = SamplingParams.from_dict(message_field(message, "params", dict))
-        context = message_field(message, "context", list)
-        recording = self.record(message_field(message, "record", str)) if "record" in message else None
-        home = message_field(message, "home", int) if "home" in message else 0
-        self._executions = {epoch: Execution(instance, epoch, params, context, self.check, recording, home)}
-
-    def _step(self, instance: Instance, step: Step) -> None:
-        execution = self._executions.get(step.epoch)
-        if execution is None:
-            instance.fabric.begin_step(step.epoch, step.step)
-            instance.collectives.decline(PeerAborted("left the request before", node=self.node_id))
-            return
-        self.enter(step.epoch)
-        self.activity = "prefill" if step.prefill else "decode"
-        try:
-            sampled = execution.run(step)
-            self.progress += 1
-            if sampled is not None:
-                instance.fabric.tell_leader({
-                    "type": "token", "epoch": step.epoch, "step": step.step,
-                    "token": sampled.token, "logprob": sampled.logprob,
-                })  # fmt: skip
-        except Exception as error:  # noqa: BLE001  # whatever it was, it is the answer
-            self._executions.pop(step.epoch, None)
-            wrapped = errors.wrap(error, self.node_id)
-            if isinstance(wrapped, PeerLost):
-                self.broken = self.broken or wrapped
-            if not isinstance(wrapped, PeerAborted | errors.Cancelled):
-                log.info("step %d.%d failed on %s: %s", step.epoch, step.step, self.node_id, trail(error))
-                self.outbox.to_leader({"type": "failed", "epoch": step.epoch, "error": wrapped.to_dict()})
-        finally:
-            self.leave()
+        assert self.follower is not None
+        self.follower.obey(message)

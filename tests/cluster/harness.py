@@ -113,14 +113,15 @@ def when_loaded(function: Callable[..., None], *args: Any) -> None:
 def draw(tokens: list[int]) -> None:
     """On an engine: requests draw these tokens in turn, whatever the logits are; none: their own again."""
     from mlxcel_nb.models import sampling
+    from mlxcel_nb.runtime import execution
 
-    own: Any = vars(sampling).setdefault("own_sample", sampling.Sampler.sample)
-    left = iter(tokens)
+    own, left = sampling.sample_rows, iter(tokens)
 
-    def sample(self: Any, logits: Any) -> Any:
-        return own(self, logits)._replace(token=next(left))
+    def sample(samplers: Any, logits: Any) -> Any:
+        return [each._replace(token=next(left)) for each in own(samplers, logits)]
 
-    sampling.Sampler.sample = sample if tokens else own  # type: ignore[method-assign]
+    module: Any = execution
+    module.sample_rows = sample if tokens else own
 
 
 def raise_in_load(call: int) -> None:

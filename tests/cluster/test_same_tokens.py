@@ -86,21 +86,21 @@ def reference(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Refere
 
 def compare_logits(reference: str) -> None:
     """On an engine: hold the logits of every sampling from now on against the rows of `reference`."""
-    sampling: Any = importlib.import_module("mlxcel_nb.models.sampling")
+    execution: Any = importlib.import_module("mlxcel_nb.runtime.execution")
     rows = np.load(reference, mmap_mode="r")
-    sample = sampling.Sampler.sample
-    sampling.differences = differences = []
+    sample = execution.sample_rows
+    execution.differences = differences = []
 
-    def comparing(self: Any, logits: Any) -> Any:
+    def comparing(samplers: Any, logits: Any) -> Any:
         differences.append(float(np.abs(np.array(logits).reshape(-1) - rows[len(differences)]).max()))
-        return sample(self, logits)
+        return sample(samplers, logits)
 
-    sampling.Sampler.sample = comparing
+    execution.sample_rows = comparing
 
 
 def differences() -> list[float]:
-    sampling: Any = importlib.import_module("mlxcel_nb.models.sampling")
-    return list(sampling.differences)
+    execution: Any = importlib.import_module("mlxcel_nb.runtime.execution")
+    return list(execution.differences)
 
 
 @pytest.mark.timeout(300)

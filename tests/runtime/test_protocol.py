@@ -11,7 +11,9 @@ from mlxcel_nb.cluster.layout import make_layout
 from mlxcel_nb.cluster.paths import Path
 from mlxcel_nb.errors import ConfigError, MlxcelError, RequestError, WireError
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, Step
+from mlxcel_nb.plan.capacity import Room
+from mlxcel_nb.plan.facts import Growth
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, OpenOrder
 from mlxcel_nb.wire.messages import pack, unpack
 
 
@@ -28,7 +30,7 @@ def load_order(**changes: Any) -> LoadOrder:
     return LoadOrder(**{**facts, **changes})
 
 
-def test_orders_and_steps_survive_the_wire() -> None:
+def test_orders_survive_the_wire() -> None:
     load = load_order()
     assert LoadOrder.from_dict(unpack(pack(load.to_dict()))) == load
     ask = GenerateOrder(id="r", instance="i", params=SamplingParams(stop=("\n\n",), seed=7), prompt="$x {y} 🙂")
@@ -36,9 +38,8 @@ def test_orders_and_steps_survive_the_wire() -> None:
     two = SamplingParams(max_tokens=2)
     ask = GenerateOrder(id="r", instance="i", params=two, token_ids=[1], forced=[2, 3])
     assert GenerateOrder.from_dict(unpack(pack(ask.to_dict()))) == ask
-    step = Step(epoch=3, step=4, count=2, sample=True, prefill=False, tokens=(5, 6))
-    assert Step.from_dict(unpack(pack(step.to_dict(with_tokens=True)))) == step
-    assert Step.from_dict(step.to_dict(with_tokens=False)).tokens == ()
+    opening = OpenOrder(id="o", instance="i", rooms=(Room({Growth(8): 2}, 4096), None))
+    assert OpenOrder.from_dict(unpack(pack(opening.to_dict()))) == opening
 
 
 def test_agreed_ways_travel_and_name_whence_a_member_comes() -> None:

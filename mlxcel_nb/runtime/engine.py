@@ -1,0 +1,363 @@
+"""The coordinator of a loaded model, on member 0: it asks the scheduler what to run, has everybody run it, and makes
+answers of the tokens.
+
+Runs on the MLX thread. Decisions are `scheduling.Scheduler`'s; here is what acts: plans go out over the hot links,
+tokens come back, text goes to the routers through the worker's outbox. Several steps may be under way at once, one in
+each stage; their results come in order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mlxcel_nb import errors
+from mlxcel_nb.errors import Cancelled, MlxcelError, PeerLost, RequestError, StepTimeout, WireError
+from mlxcel_nb.models.batching_blocks import reusable
+from mlxcel_nb.models.constraints import check as check_constraint
+from mlxcel_nb.models.ending import Ending
+from mlxcel_nb.models.info import model_info
+from mlxcel_nb.models.sampling import Sampled
+from mlxcel_nb.models.text import Detokenizer, StopStrings
+from mlxcel_nb.plan.capacity import Room
+from mlxcel_nb.runtime.answers import Answer, Clock
+from mlxcel_nb.runtime.execution import Execution
+from mlxcel_nb.runtime.instance import Instance
+from mlxcel_nb.runtime.outcomes import Outcome, doing, heard
+from mlxcel_nb.runtime.protocol import GenerateOrder, OpenOrder
+from mlxcel_nb.runtime.recording import check_room
+from mlxcel_nb.scheduling.limits import Limits
+from mlxcel_nb.scheduling.scheduler import Scheduler
+from mlxcel_nb.scheduling.sequence import Request, Sequence
+from mlxcel_nb.scheduling.step_plan import StepPlan
+from mlxcel_nb.util.log import get_logger, trail
+
+if TYPE_CHECKING:
+    from mlxcel_nb.runtime.worker import Generate, Worker
+
+log = get_logger("runtime.engine")
+
+LAST_WORD_S = 10.0
+"""For a follower to take the end of an epoch; one that does not is given up: a stopped one is dead by then anyway."""
+
+
+PREFILL_CHUNK = 256
+"""Tokens a prefill step takes: large enough for the BLAS, small enough to hand to the next stage early."""
+
+
+@dataclass(eq=False)
+class Active:
+    """A request that has not ended."""
+
+    command: Generate
+    answer: Answer
+    ending: Ending
+    clock: Clock
+    prompt: list[int] = field(default_factory=list, repr=False)
+    sequence: Sequence | None = None
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that everybody has been told of, and what this member sampled in it."""
+
+    plan: StepPlan
+    outcome: Outcome
+    began: float
+
+
+def limits_of(instance: Instance, members: tuple[Room | None, ...], context: int) -> Limits:
+    """What the scheduler has to know of the instance. A member that cannot say what room it has sets no bound."""
+    rooms = tuple(room or Room({}, 0) for room in members)
+    part, layout = instance.part, instance.layout
+    return Limits(
+        rooms=tuple((room,) for room in rooms) if layout.ep > 1 else (rooms,),
+        context=context,
+        stages=layout.pp,
+        micro_batches=instance.order.micro_batches if part.laps == 1 else 1,
+        in_flight=0 if part.laps == 1 else 1,
+        chunk=PREFILL_CHUNK,
+        reusable=reusable(part.make_cache()),
+    )
+
+
+class Engine:
+    """Runs requests on a loaded instance, as many at once as there is room for."""
+
+    def __init__(self, worker: Worker, instance: Instance, order: OpenOrder) -> None:
+        self._worker = worker
+        self._instance = instance
+        self._tokenizer = instance.tokenizer
+        self._context = model_info(instance.order.model).context
+        self._scheduler = Scheduler(limits_of(instance, order.rooms, self._context))
+        self._flights: deque[Flight] = deque()
+        self._active: dict[int, Active] = {}
+        self._epoch = 0
+        self._execution: Execution | None = None
+        self._result = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do without being asked."""
+        return not self._scheduler.idle
+
+    # -- requests come and go ---------------------------------------------------------------------
+
+    def add(self, command: Generate) -> None:
+        """Take a request. Whatever becomes of it, exactly one end frame goes out."""
+        order = command.order
+        stops, least = StopStrings(order.params.stop), order.params.min_tokens
+        answer = Answer(order.id, self._worker, Detokenizer(self._tokenizer), stops, least)
+        ending = Ending(order.params, self._tokenizer.eos_ids)
+        active = Active(command, answer, ending, Clock(command.received_s))
+        try:
+            if command.cancelled:
+                raise Cancelled("stopped before it began", node=self._worker.node_id)
+            if self._worker.broken is not None:
+                raise self._worker.broken
+            active.prompt = self._prompt_ids(order)
+            if order.params.max_tokens == 0:
+                self._end(active, "length")
+                return
+            active.sequence = self._scheduler.add(self._request(active), time.monotonic())
+            self._active[active.sequence.number] = active
+        except Cancelled:
+            self._end(active, "cancelled")
+        except Exception as caught:  # noqa: BLE001  # whatever it was, it is the end of this answer
+            if not isinstance(caught, MlxcelError):
+                log.info("request %s failed: %s", order.id, trail(caught))
+            self._end(active, "error", errors.wrap(caught, self._worker.node_id))
+
+    def cancel(self, request: str) -> None:
+        """End a request where it is; its caches go with the next plan."""
+        for active in list(self._active.values()):
+            if active.command.order.id == request:
+                self._give_up(active, "cancelled")
+
+    def fail(self, error: MlxcelError) -> None:
+        """No request can go on: a member is gone."""
+        for active in list(self._active.values()):
+            self._give_up(active, "cancelled" if active.command.cancelled else "error", error)
+        self._scheduler.reset()
+        self._forget_epoch(error)
+
+    def _request(self, active: Active) -> Request:
+        order = active.command.order
+        return Request(
+            owner=active.command.owner,
+            prompt=tuple(active.prompt),
+            max_tokens=order.params.max_tokens,
+            params=order.params.seeded().to_dict(),
+            recent=order.params.repetition_context if order.params.repetition_penalty != 1 else 0,
+            exclusive=order.forced is not None,
+            home=order.rank,
+        )
+
+    def _prompt_ids(self, order: GenerateOrder) -> list[int]:
+        """The prompt's ids; they and what is asked for are checked before any rank is told of the request."""
+        if order.messages is not None:
+            ids = self._tokenizer.chat_prompt(order.messages)
+        elif order.prompt is not None:
+            ids = self._tokenizer.encode(order.prompt)
+        else:
+            assert order.token_ids is not None
+            ids = order.token_ids
+        if not ids:
+            raise RequestError("the prompt is empty", advice="Give it at least one token.")
+        if order.rank is not None and not 0 <= order.rank < (ranks := self._instance.layout.ep):
+            what = f"rank {order.rank} is asked for, and the model has {ranks} with sequences of their own"
+            raise RequestError(what, advice="Leave the rank out, or load the model with --ep.")
+        rows = self._instance.part.vocab_size
+        order.params.check_vocabulary(rows)
+        check_constraint(order.params)
+        if order.forced is not None:
+            check_room(len(order.forced), rows)
+        if (highest := max(*ids, *(order.forced or ids))) >= rows:
+            # MLX would read, or write, past the end of the embedding.
+            raise RequestError(f"token id {highest} is outside the model's vocabulary of {rows}")
+        if self._context and len(ids) > self._context:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, the model's context is {self._context}", advice="Shorten it."
+            )
+        return ids
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """One thing: begin a step if there is one to begin, else take the result of the oldest under way."""
+        if self._worker.broken is not None:
+            self.fail(self._worker.broken)
+            return
+        now = time.monotonic()
+        for sequence in self._scheduler.expire(now):
+            self._end(self._active[sequence.number], "cancelled")
+        plan = self._scheduler.next(now)
+        try:
+            if plan is not None:
+                self._begin(plan)
+            if self._flights and (plan is None or self._instance.layout.pp == 1):
+                self._finish(self._flights[0])
+        except Exception as error:  # noqa: BLE001  # whatever it was, it is the end of this epoch
+            self._failed(error)
+        if not self.busy:
+            self._worker.leave()
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Tell everybody, and run our part."""
+        instance, fabric, worker = self._instance, self._instance.fabric, self._worker
+        layout = instance.layout
+        if self._execution is None:
+            self._epoch += 1
+            self._execution = Execution(instance, self._epoch, worker.check)
+        began = time.monotonic()
+        recording = self._news(plan, began)
+        worker.enter(self._epoch, alone=self._alone())
+        worker.activity = doing(plan)
+        self._flights.append(flight := Flight(plan, {}, began))
+        try:
+            for member, link in fabric.followers.items():
+                told = plan.to_dict(with_tokens=layout.stage_of(member) == 0)
+                fabric.tell(link, {"type": "step", "epoch": self._epoch, "record": recording, "plan": told})
+        except MlxcelError as error:  # some were told
+            fabric.begin_step(self._epoch, plan.step)
+            instance.collectives.decline(error)
+            raise
+        if recording:
+            self._execution.note(worker.record(recording))
+        outcome = self._execution.run(plan)
+        if self._execution.recording is None:
+            worker.finish_recording()
+        worker.progress += 1
+        flight.outcome.update(outcome)
+
+    def _finish(self, flight: Flight) -> None:
+        """Take what the oldest step sampled, from wherever that was."""
+        plan, instance = flight.plan, self._instance
+        outcome = dict(flight.outcome)
+        for work in plan.work:
+            sampler = instance.layout.sampler_at(work.home)
+            if sampler != 0:
+                outcome |= heard(instance.fabric.recv_tokens(sampler, self._epoch, plan.step))
+        due = {row for work in plan.work if work.sample for row in work.rows}
+        if outcome.keys() != due:
+            raise WireError(f"step {plan.step} was to sample for {sorted(due)}, and did for {sorted(outcome)}")
+        self._flights.popleft()
+        self._worker.progress += 1
+        now = time.monotonic()
+        seconds, self._result = now - max(flight.began, self._result), now
+        for row, each in outcome.items():
+            if isinstance(each, MlxcelError) and row in self._active:
+                self._give_up(self._active[row], "error", each)
+        drawn = {row: self._token(row, each) for row, each in outcome.items() if isinstance(each, Sampled)}
+        self._scheduler.took(plan.step, {row: each.token for row, each in drawn.items()}, seconds)
+        for row, each in drawn.items():
+            active = self._active.get(row)  # none, if it was cancelled meanwhile
+            if active is not None and (reason := self._say(active, each, now)) is not None:
+                assert active.sequence is not None
+                self._scheduler.finish(active.sequence)
+                self._end(active, reason)
+
+    def _token(self, row: int, sampled: Sampled) -> Sampled:
+        """What was sampled, or what a request that is fed its tokens is fed in its place."""
+        active = self._active.get(row)
+        forced = active.command.order.forced if active is not None else None
+        return sampled if forced is None or active is None else sampled._replace(token=forced[active.answer.tokens])
+
+    def _say(self, active: Active, sampled: Sampled, now: float) -> str | None:
+        """Send what a token makes of the text; the reason when it is the last."""
+        answer = active.answer
+        if active.clock.first_token is None:
+            active.clock.first_token = now
+        if active.ending.ends(sampled.token):
+            answer.tokens += 1
+            return "stop"
+        if answer.add(sampled.token):
+            return "stop"
+        assert active.sequence is not None
+        return "length" if answer.tokens >= active.sequence.limit else None
+
+    def _news(self, plan: StepPlan, now: float) -> str:
+        """Tell who waits how far a prompt is; the request to note, if this step is of one."""
+        recording = ""
+        for work in plan.work:
+            for row in work.rows:
+                if (active := self._active.get(row)) is None:
+                    continue
+                order = active.command.order
+                if active.clock.started is None:
+                    active.clock.started = now
+                    recording = order.id if order.forced is not None else ""
+                assert active.sequence is not None
+                if work.prefill and (done := active.sequence.cached - work.count):
+                    news = {"type": "prefill", "id": order.id, "done": done, "total": len(active.prompt)}
+                    self._worker.outbox.stream(news)
+        return recording
+
+    def _alone(self) -> str:
+        """The request that a broken step would end, where it is the only one."""
+        return next(iter(self._active.values())).command.order.id if len(self._active) == 1 else ""
+
+    # -- the end of a request ---------------------------------------------------------------------
+
+    def _give_up(self, active: Active, reason: str, error: MlxcelError | None = None) -> None:
+        """End a request before its time."""
+        if active.sequence is not None:
+            self._scheduler.cancel(active.sequence)
+        self._end(active, reason, error)
+
+    def _end(self, active: Active, reason: str, error: MlxcelError | None = None) -> None:
+        """The one last frame of a request."""
+        if active.sequence is not None:
+            del self._active[active.sequence.number]
+        active.answer.end(
+            reason,
+            error=error if reason == "error" else None,
+            usage={"prompt_tokens": len(active.prompt), "generation_tokens": active.answer.tokens},
+            timings=active.clock.timings(len(active.prompt), active.answer.tokens),
+            layout=self._instance.layout.name,
+        )
+
+    # -- when a step fails ------------------------------------------------------------------------
+
+    def _failed(self, caught: Exception) -> None:
+        """The step is lost, and all caches with it: who was in it alone ends, and the others are read again."""
+        error = errors.wrap(caught, self._worker.node_id)
+        if not isinstance(caught, MlxcelError):
+            log.info("epoch %d failed: %s", self._epoch, trail(caught))
+        if isinstance(error, PeerLost):
+            self._worker.fail(self._instance.order.instance, error)
+        within = [row for flight in self._flights for work in flight.plan.work for row in work.rows]
+        sharing = [self._active[row] for row in dict.fromkeys(within) if row in self._active]
+        hopeless = isinstance(error, PeerLost | StepTimeout) or len(sharing) == 1
+        for active in list(self._active.values()):
+            if active.command.cancelled:
+                self._give_up(active, "cancelled")
+            elif hopeless and active in sharing and not isinstance(error, Cancelled):
+                self._give_up(active, "error", error)
+        left = [active.sequence for active in sharing if active in self._active.values()]
+        self._scheduler.reset(suspects=[each for each in left if each is not None])
+        self._forget_epoch(error)
+
+    def _forget_epoch(self, error: MlxcelError) -> None:
+        """Leave the epoch, and have everybody leave it.
+
+        An abort goes both ways: the control link breaks a blocked wait, the hot link keeps order. Followers learn
+        what kind of error it was and whose, not its words, which may quote a prompt.
+        """
+        self._flights.clear()
+        self._worker.leave()
+        self._worker.finish_recording()
+        if self._execution is None:
+            return
+        self._execution = None
+        details = {"code": error.code, "node": error.node, "cause": "the leader ended the step"}
+        message = {"type": "abort", "epoch": self._epoch, "step": -1, "error": details}
+        self._worker.outbox.to_members(message)
+        for link in self._instance.fabric.followers.values():
+            try:
+                self._instance.fabric.tell(link, message, patience_s=LAST_WORD_S)
+            except MlxcelError as lost:
+                log.info("not told of the end: %s", lost)
+                self._worker.fail(self._instance.order.instance, PeerLost(lost.cause, node=link.node))
