@@ -2,17 +2,19 @@
 
 The work is llguidance's: it walks a grammar over the bytes of every token of the vocabulary at once. It is imported
 when the first request asks for it, on the sampling rank, in the MLX thread; `check` may run anywhere. Schemas and
-grammars come from users: the library fetches nothing and bounds what a grammar may cost to build and to step through,
-and where its bounds do not reach, in repetitions of repetitions, there are some here.
+grammars come from users: the library fetches nothing and bounds what a grammar may cost to build and to step through.
+Where its bounds do not reach, in repetitions of repetitions and long chains of references, there are some here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,8 @@ from mlxcel_nb.models.params import SamplingParams
 
 if TYPE_CHECKING:
     from mlxcel_nb.models.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 ANY_OBJECT = '{"type":"object"}'
 
@@ -36,6 +40,10 @@ MAX_REPEATED = 10_000
 MAX_STEP_CPU_S = 0.5
 """Processor time of one step after which an answer's form is given up: every other row waits for it. A usual step takes
 under a millisecond."""
+
+STACK = 128 << 20
+"""Bytes of stack on which a grammar is read. The library follows references by recursion, and a stack that overflows
+there kills the process: the longest chain that `MAX_CONSTRAINT` bytes can spell fits into less than half of it."""
 
 LONGEST_REASON = 300
 """Characters of what the library says that a user is shown."""
@@ -68,7 +76,9 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RequestError(f"the answer's form cannot be kept to: {_reason(self._matcher.get_error())}")
+            said = self._matcher.get_error()
+            reason = "it allows no text" if said.startswith("NoExtension") else _reason(said)
+            raise RequestError(f"the answer's form cannot be kept to: {reason}")
 
 
 class Constraints:
@@ -95,7 +105,8 @@ class Constraints:
 
         if self._tables is None:
             self._tables = _tables(self._tokenizer())
-        matcher = LLMatcher(self._tables, _grammar(params), log_level=0, limits=_limits())
+        grammar, tables = _grammar(params), self._tables
+        matcher = _deep(lambda: LLMatcher(tables, grammar, log_level=0, limits=_limits()))
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
         if made and not matcher.consume_tokens(list(made)):
@@ -113,7 +124,8 @@ def check(params: SamplingParams) -> None:
         return
     from llguidance import LLMatcher
 
-    failed, said = LLMatcher.validate_grammar_with_warnings(_grammar(params), limits=_limits())
+    grammar = _grammar(params)
+    failed, said = _deep(lambda: LLMatcher.validate_grammar_with_warnings(grammar, limits=_limits()))
     if failed:
         raise _refusal(params, said[0])
 
@@ -145,11 +157,27 @@ def _grammar(params: SamplingParams) -> str:
     if params.grammar is not None:
         _check_repetitions(params.grammar, "grammar")
         return LLMatcher.grammar_from_lark(params.grammar)
-    schema = params.json_schema or ANY_OBJECT
-    assert isinstance(schema, str)
-    for pattern in _patterns(json.loads(schema)):
+    assert params.json_schema is None or isinstance(params.json_schema, str)
+    schema = json.loads(params.json_schema or ANY_OBJECT)
+    schema.pop("x-guidance", None)  # where the library takes options from
+    for pattern in _patterns(schema):
         _check_repetitions(pattern, "a pattern of json_schema")
-    return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": GAPS})
+    try:
+        options: Any = {"whitespace_pattern": GAPS, "coerce_one_of": True}
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    except (ValueError, RecursionError) as error:  # what Python takes for JSON, such as NaN, and how deep it goes
+        raise _refusal(params, str(error)) from None
+
+
+def _deep(work: Callable[[], T]) -> T:
+    """What `work` gives, done on a stack of `STACK` bytes. It ends by itself: the library's limits bound it."""
+    with ThreadPoolExecutor(1, "grammar") as pool:
+        before = threading.stack_size(STACK)
+        try:
+            done = pool.submit(work)  # starts the thread
+        finally:
+            threading.stack_size(before)
+        return done.result()
 
 
 def _patterns(schema: Any) -> Iterator[str]:
@@ -177,7 +205,7 @@ def _check_repetitions(pattern: str, name: str) -> None:
     Raises:
         RequestError: naming `name`.
     """
-    sizes, last = [0], 0  # of the groups that are open, and of what a repetition would repeat
+    sizes, last, total = [0], 0, 0  # of the groups that are open, of what a repetition would repeat, and of all
     for piece in _PIECE.finditer(pattern):
         text = piece[0]
         if text == "(":
@@ -188,11 +216,13 @@ def _check_repetitions(pattern: str, name: str) -> None:
         elif piece[1]:
             times = max(1, int(piece[2] or piece[1]))
             sizes[-1] += last * (times - 1)
+            total += last * (times - 1)
             last *= times
         elif text not in "|*+?":
             last = 1
             sizes[-1] += 1
-        if (added := sum(sizes) - len(pattern)) > MAX_REPEATED:
+            total += 1
+        if (added := total - len(pattern)) > MAX_REPEATED:
             what = f"{name} repeats parts of itself over {added} characters"
             raise RequestError(what, advice=f"At most {MAX_REPEATED} are allowed.")
 

@@ -123,6 +123,12 @@ def test_white_space_in_json_has_a_bound(constraints: Constraints, tokenizer: To
         ({"json_schema": {"uniqueItems": True}}, "uniqueItems"),
         ({"json_schema": {"type": "string", "pattern": "(("}}, "unclosed group"),
         ({"json_schema": {"anyOf": []}}, "anyOf is empty"),
+        ({"json_schema": '{"const": NaN}'}, "json_schema cannot be used: expected value"),
+        ({"json_schema": '{"const": "\\ud800"}'}, "json_schema cannot be used: .*escape"),
+        ({"json_schema": '{"minimum": 1e999}'}, "json_schema cannot be used: expected value"),
+        ({"json_schema": '{"items":' * 500 + "{}" + "}" * 500}, "json_schema cannot be used: recursion"),
+        ({"regex": "(" * 30_000 + "a" + ")" * 30_000}, "nested"),
+        ({"grammar": "start: " + "(" * 30_000 + '"a"' + ")" * 30_000}, "nested"),
     ],
 )
 def test_what_the_library_refuses_is_told_in_a_line(constraints: Constraints, params: dict[str, Any], why: str) -> None:
@@ -154,6 +160,45 @@ def test_what_may_be_asked_for_is_let_through() -> None:
 def test_repetitions_of_repetitions_are_refused_before_they_cost(params: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="repeats parts of itself"):
         check(SamplingParams(**params))
+
+
+def chain(links: int) -> dict[str, Any]:
+    """A schema of references, each to the next."""
+    ends = {str(links): {"type": "string"}}
+    steps = {str(i): {"anyOf": [{"type": "null"}, {"items": {"$ref": f"#/$defs/{i + 1}"}}]} for i in range(links)}
+    return {"$ref": "#/$defs/0", "$defs": {**steps, **ends}}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"json_schema": chain(950)},
+        {"grammar": "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(5000)) + '\na5000: "a"'},
+        {"grammar": "start: A0\n" + "\n".join(f"A{i}: A{i + 1}" for i in range(5000)) + '\nA5000: "a"'},
+    ],
+    ids=["references", "rules", "tokens"],
+)
+def test_the_longest_chain_of_references_does_not_overflow_a_stack(
+    constraints: Constraints, params: dict[str, Any]
+) -> None:
+    """On a usual stack the process would be gone, and the engine with it."""
+    check(SamplingParams(**params))
+    constraint = constraints.begin(SamplingParams(**params))
+    assert constraint.mask(49152).any()
+
+
+def test_a_form_without_any_text_is_told_of_at_the_first_token(constraints: Constraints) -> None:
+    with pytest.raises(RequestError, match="it allows no text"):
+        constraints.begin(SamplingParams(json_schema={"$ref": "#"})).mask(49152)
+
+
+def test_one_of_several_is_any_of_them_and_options_for_the_library_are_not_taken(
+    constraints: Constraints, tokenizer: Tokenizer
+) -> None:
+    kinds = [{"type": "object", "properties": {"k": {"const": k}}, "required": ["k"]} for k in ("a", "b")]
+    params = SamplingParams(json_schema={"oneOf": kinds, "x-guidance": {"whitespace_pattern": "((("}})
+    assert fits(constraints, tokenizer, params, '{"k": "b"}')
+    assert not fits(constraints, tokenizer, params, '{"k": "c"}')
 
 
 def test_usual_repetitions_are_not(constraints: Constraints) -> None:
