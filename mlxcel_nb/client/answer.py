@@ -6,11 +6,12 @@ without meaning is one `WireError` that names it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlxcel_nb import errors
-from mlxcel_nb.client.report import Timings
+from mlxcel_nb.client.report import Likelihood, Timings
 from mlxcel_nb.errors import MlxcelError, WireError
 from mlxcel_nb.runtime import protocol
 
@@ -46,6 +47,7 @@ class Frame:
     seq: int | None
     text: str = ""
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[Likelihood, ...] = ()
     end: End | None = None
     prefill: tuple[int, int] | None = None
 
@@ -73,7 +75,32 @@ def read(message: dict[str, Any]) -> Frame:
         raise WireError(f"message {kind!r}: its tokens are not whole numbers from 0")
     seq = None if kind == "end" and message.get("seq") is None else protocol.field(message, "seq", int)
     end = _end(message) if kind == "end" else None
-    return Frame(seq=seq, text=protocol.field(message, "text", str), tokens=tuple(tokens), end=end)
+    text, likely = protocol.field(message, "text", str), _likelihoods(message, len(tokens))
+    return Frame(seq=seq, text=text, tokens=tuple(tokens), logprobs=likely, end=end)
+
+
+def _likelihoods(message: dict[str, Any], count: int) -> tuple[Likelihood, ...]:
+    """One for each token, or none at all."""
+    told = _optional(message, "logprobs", list) or []
+    try:
+        likely = tuple(Likelihood(_real(x), tuple((_id(i), _real(y)) for i, y in top)) for x, top in told)
+    except (TypeError, ValueError):
+        raise WireError("log-probabilities that cannot be read") from None
+    if len(likely) not in (0, count):
+        raise WireError(f"{len(likely)} log-probabilities for {count} tokens")
+    return likely
+
+
+def _real(value: Any) -> float:
+    if type(value) is not float or math.isnan(value):
+        raise ValueError
+    return value
+
+
+def _id(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError
+    return value
 
 
 def _end(message: dict[str, Any]) -> End:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlxcel_nb.util.units import figure
 
@@ -12,12 +12,25 @@ SHOWN = 60
 """Characters of an answer in its `repr`, which is one line."""
 
 
+class Likelihood(NamedTuple):
+    """How likely a token was, before penalties, temperature and cuts.
+
+    Args:
+        logprob: natural logarithm of its probability.
+        top: the likeliest ids and their log-probabilities, best first, as many as were asked for.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(frozen=True)
 class Delta:
-    """A piece of an answer: text that is final, and the ids that were sampled for it."""
+    """A piece of an answer: text that is final, and the ids that were sampled for it, with likelihoods if asked for."""
 
     text: str
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[Likelihood, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +55,7 @@ class Completion:
         finish_reason: "stop", "length", "cancelled" or "error".
         stop_reason: the stop string that was met, if one was.
         layout: how the model was split, e.g. "pp2".
+        logprobs: of each of `token_ids`; empty unless the request asked for them.
     """
 
     text: str
@@ -52,6 +66,7 @@ class Completion:
     timings: Timings = field(default_factory=Timings)
     layout: str = ""
     stop_reason: str | None = None
+    logprobs: tuple[Likelihood, ...] = ()
 
     def __str__(self) -> str:
         return self.text

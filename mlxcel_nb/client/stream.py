@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Self
 
 from mlxcel_nb.client import answer
-from mlxcel_nb.client.report import Completion, Delta
+from mlxcel_nb.client.report import Completion, Delta, Likelihood
 from mlxcel_nb.errors import MlxcelError, StepTimeout, WireError
 
 POLL_S = 0.1
@@ -115,6 +115,7 @@ class Stream:
     ) -> None:
         self.text = ""
         self.token_ids: tuple[int, ...] = ()
+        self.logprobs: tuple[Likelihood, ...] = ()
         self.completion: Completion | None = None
         self.error: MlxcelError | None = None
         self.prefill: tuple[int, int] | None = None
@@ -228,9 +229,10 @@ class Stream:
         self._seq += 1
         self.text += frame.text
         self.token_ids += frame.tokens
+        self.logprobs += frame.logprobs
         if frame.end is not None:
             self._finish(frame.end)
-        return Delta(frame.text, frame.tokens) if frame.text else None
+        return Delta(frame.text, frame.tokens, frame.logprobs) if frame.text else None
 
     def _finish(self, end: answer.End) -> None:
         self.error = self._explain(end.error) if end.error else None
@@ -243,6 +245,7 @@ class Stream:
             timings=end.timings,
             layout=end.layout,
             stop_reason=end.stop_reason,
+            logprobs=self.logprobs,
         )
         self._inbox.close()
         self._ended(self.completion)

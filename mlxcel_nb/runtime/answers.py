@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.models.sampling import Sampled
 from mlxcel_nb.models.text import Detokenizer, StopStrings
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class Answer:
 
     Args:
         min_tokens: no stop string ends it before it has so many.
+        logprobs: deltas carry each token's log-probability, and those of the likeliest.
     """
 
     id: str
@@ -26,18 +28,19 @@ class Answer:
     detokenizer: Detokenizer
     stops: StopStrings
     min_tokens: int = 0
+    logprobs: bool = False
     seq: int = 0
     tokens: int = 0
     stop_reason: str | None = None
-    _held: list[int] = field(default_factory=list)
+    _held: list[Sampled] = field(default_factory=list)
 
-    def add(self, token: int) -> bool:
+    def add(self, sampled: Sampled) -> bool:
         """Take a sampled token; send its text unless it is held back. True when a stop string was met."""
         self.tokens += 1
-        self._held.append(token)
-        text, matched = self.stops.feed(self.detokenizer.add(token), armed=self.tokens >= self.min_tokens)
+        self._held.append(sampled)
+        text, matched = self.stops.feed(self.detokenizer.add(sampled.token), armed=self.tokens >= self.min_tokens)
         if text:
-            self._send({"type": "delta", "text": text, "tokens": self._take()})
+            self._send({"type": "delta", "text": text, **self._take()})
         if matched is not None:
             self.stop_reason = matched
         return matched is not None
@@ -52,13 +55,17 @@ class Answer:
             else:
                 self.stop_reason, finish_reason = matched, "stop"
         self._send({
-            "type": "end", "text": text, "tokens": self._take(), "finish_reason": finish_reason,
+            "type": "end", "text": text, **self._take(), "finish_reason": finish_reason,
             "stop_reason": self.stop_reason, "error": error.to_dict() if error else None, **facts,
         })  # fmt: skip
 
-    def _take(self) -> list[int]:
+    def _take(self) -> dict[str, Any]:
+        """The tokens that no frame has carried yet."""
         held, self._held = self._held, []
-        return held
+        told: dict[str, Any] = {"tokens": [each.token for each in held]}
+        if self.logprobs:
+            told["logprobs"] = [[each.logprob, [list(pair) for pair in each.top]] for each in held]
+        return told
 
     def _send(self, message: dict[str, Any]) -> None:
         self.worker.outbox.stream({**message, "id": self.id, "seq": self.seq})

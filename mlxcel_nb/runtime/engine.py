@@ -108,9 +108,12 @@ class Engine:
     def add(self, command: Generate) -> None:
         """Take a request. Whatever becomes of it, exactly one end frame goes out."""
         order = command.order
-        stops, least = StopStrings(order.params.stop), order.params.min_tokens
-        answer = Answer(order.id, self._worker, Detokenizer(self._tokenizer), stops, least)
-        ending = Ending(order.params, self._tokenizer.eos_ids)
+        params = order.params
+        answer = Answer(
+            order.id, self._worker, Detokenizer(self._tokenizer), StopStrings(params.stop),
+            min_tokens=params.min_tokens, logprobs=params.logprobs is not None,
+        )  # fmt: skip
+        ending = Ending(params, self._tokenizer.eos_ids)
         active = Active(command, answer, ending, Clock(command.received_s))
         try:
             if command.cancelled:
@@ -118,7 +121,7 @@ class Engine:
             if self._worker.broken is not None:
                 raise self._worker.broken
             active.prompt = self._prompt_ids(order)
-            if order.params.max_tokens == 0:
+            if params.max_tokens == 0:
                 self._end(active, "length")
                 return
             active.sequence = self._scheduler.add(self._request(active), time.monotonic())
@@ -273,7 +276,7 @@ class Engine:
         if active.ending.ends(sampled.token):
             answer.tokens += 1
             return "stop"
-        if answer.add(sampled.token):
+        if answer.add(sampled):
             return "stop"
         assert active.sequence is not None
         return "length" if answer.tokens >= active.sequence.limit else None

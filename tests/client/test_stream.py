@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlxcel_nb.client.report import Completion
+from mlxcel_nb.client.report import Completion, Likelihood
 from mlxcel_nb.client.stream import Inbox, Stream
 from mlxcel_nb.errors import EngineLost, MlxcelError, NodeFailed, PeerLost, WireError
 
@@ -56,6 +56,16 @@ def test_deltas_add_up_to_the_completion() -> None:
     assert (done.text, done.token_ids, done.finish_reason) == ("Hello, you!", (1, 2, 3, 4), "length")
     assert (done.prompt_tokens, done.generation_tokens) == (5, 4)
     assert wire.closed == 1
+
+
+def test_likelihoods_come_with_their_tokens() -> None:
+    wire = Wire()
+    wire.say("delta", 0, "Hi", (1, 2), logprobs=[[-0.5, [[1, -0.5], [7, -2.0]]], [-1.0, []]])
+    wire.say("end", 1, "!", (4,), finish_reason="stop", logprobs=[[-3.0, []]])
+    (first, last), done = list(wire.stream), wire.stream.completion
+    assert first.logprobs == (Likelihood(-0.5, ((1, -0.5), (7, -2.0))), Likelihood(-1.0))
+    assert done is not None and done.logprobs == first.logprobs + last.logprobs
+    assert len(done.logprobs) == len(done.token_ids)
 
 
 def test_a_completion_is_its_text_and_its_figures_are_a_line() -> None:
@@ -184,6 +194,12 @@ GOOD_END = {"type": "end", "seq": 0, "text": "", "tokens": [], "finish_reason": 
         {"type": "delta", "seq": 0, "text": "a", "tokens": "abc"},
         {"type": "delta", "seq": 0, "text": "a", "tokens": [1, "2"]},
         {"type": "delta", "seq": 0, "text": "a", "tokens": [-1]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": 4},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[-0.5]]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[1, []]]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[float("nan"), []]]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[-0.5, [[-1, -0.5]]]]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1, 2], "logprobs": [[-0.5, []]]},
         {"type": "prefill"},
         {"type": "prefill", "done": 5, "total": 4},
         {"type": "prefill", "done": True, "total": 4},
