@@ -79,8 +79,11 @@ def cluster_for(args: argparse.Namespace, context: Context) -> Iterator[Held]:
 
 
 def params_from(args: argparse.Namespace) -> SamplingParams:
-    """The sampling options as checked parameters; a schema and a grammar are read from their files."""
-    return SamplingParams(
+    """The sampling options as checked parameters; a schema and a grammar are read from their files.
+
+    A form that no answer can have is refused here: in a shell no engine has been started yet.
+    """
+    params = SamplingParams(
         max_tokens=args.max_tokens,
         min_tokens=args.min_tokens,
         temperature=args.temperature,
@@ -98,6 +101,11 @@ def params_from(args: argparse.Namespace) -> SamplingParams:
         regex=args.regex,
         grammar=None if args.grammar is None else _file(args.grammar),
     )
+    if params.constrained:
+        from mlxcel_nb.models.constraints import check
+
+        check(params)
+    return params
 
 
 def _schema(given: str | None) -> str | None:

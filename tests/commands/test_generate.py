@@ -62,6 +62,8 @@ def test_the_form_of_an_answer_is_given_in_words_or_in_a_file(tmp_path: Path) ->
         params_from(asked("--json-schema", str(tmp_path / "none.json")))
     with pytest.raises(RequestError, match="json_object and regex are both given"):
         params_from(asked("--regex", "a", "--json-object"))
+    with pytest.raises(RequestError, match="regex cannot be used: unclosed group"):
+        params_from(asked("--regex", "((("))
 
 
 def test_what_there_is_of_an_answer_that_fails_is_kept() -> None:
