@@ -71,9 +71,13 @@ class Inbox:
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for `event`; False when it has not come within `seconds`."""
+    """Wait for `event`; False when it has not come within `seconds`.
+
+    Until Python 3.12 `wait_for` would lose a cancellation that comes together with the event.
+    """
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
     except TimeoutError:
         return False
     return True
@@ -149,6 +153,11 @@ class Stream:
         """Ask every rank to stop, from any thread; the stream then ends with finish_reason "cancelled"."""
         if not self.done:
             self._cancel()
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, on the router's loop, whenever something may be there for `next(0)`; and once now."""
+        self._inbox.watch(wake)
+        wake()
 
     def next(self, timeout: float) -> Delta | None:
         """The next delta, or None when nothing came within `timeout` seconds or the stream is done.

@@ -122,7 +122,8 @@ class Answering:
     async def arrived(self, timeout: float | None = None) -> bool:
         """Wait until there is something to tell; False when there was nothing within `timeout` seconds."""
         try:
-            await asyncio.wait_for(self._arrived.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._arrived.wait()
         except TimeoutError:
             return False
         return True

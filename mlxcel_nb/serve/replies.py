@@ -108,7 +108,8 @@ async def _more(send: Send, body: bytes) -> None:
 async def _send(send: Send, message: Message) -> None:
     """Hand a message on as soon as those before it have been taken."""
     try:
-        await asyncio.wait_for(send(message), READER_S)
+        async with asyncio.timeout(READER_S):
+            await send(message)
     except (TimeoutError, OSError):
         raise ReaderGone from None
 

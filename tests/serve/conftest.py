@@ -13,9 +13,6 @@ from mlxcel_nb.serve.server import ApiServer
 from tests.cluster.harness import nothing_left
 from tests.tiny import make_tiny
 
-PAGE = "http://127.0.0.1:9"
-"""Nobody is there; the test of a browser's page answers for it."""
-
 
 @pytest.fixture(scope="module")
 def smollm2_server(smollm2: Path) -> Iterator[ApiServer]:
@@ -30,7 +27,7 @@ def smollm2_server(smollm2: Path) -> Iterator[ApiServer]:
 def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A fast model of no sense, which never ends by itself where `ignore_eos` is set."""
     folder = make_tiny(tmp_path_factory.mktemp("models") / "tiny")
-    with nothing_left(Cluster(2)) as cluster:
-        cluster.load(str(folder), tp=2)
+    with nothing_left(Cluster(1)) as cluster:
+        cluster.load(str(folder))
         with ApiServer(Served(cluster), port=0) as server:
             yield server
