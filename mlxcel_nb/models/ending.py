@@ -35,7 +35,3 @@ class Ending:
     def barred(self, made: int) -> frozenset[int]:
         """Tokens that may not come after the first `made` ones. A constraint that allows nothing else overrules it."""
         return self.ids if made < self._min_tokens else _NONE
-
-    def may_stop(self, made: int) -> bool:
-        """Whether a stop string that the `made`-th token completes ends the answer."""
-        return made >= self._min_tokens

@@ -153,21 +153,6 @@ class SamplingParams:
         drawn = hashlib.blake2b(f"{self.seed}/{index}".encode(), digest_size=8).digest()
         return replace(self, seed=int.from_bytes(drawn))
 
-    def context_of(self, prompt: Sequence[int], made: Sequence[int]) -> list[int]:
-        """What a sampler must know of the prompt and of the tokens made so far: the end of both, one after the other.
-
-        All of `made` where penalties or a constraint look at each of them, and for a repetition penalty the last
-        `repetition_context` ids; nothing where no token has a say in the next one.
-        """
-        needed = 0
-        if self.repetition_penalty != 1:
-            needed = self.repetition_context
-        if self.constrained or self.presence_penalty or self.frequency_penalty:
-            needed = max(needed, len(made))
-        if needed <= len(made):
-            return list(made[len(made) - needed :])
-        return [*prompt[max(0, len(prompt) + len(made) - needed) :], *made]
-
     def check_vocabulary(self, size: int) -> None:
         """Refuse token ids that a model of `size` rows does not have.
 

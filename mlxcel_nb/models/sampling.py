@@ -53,8 +53,9 @@ class Sampler:
     """Samples one request's tokens, one after the other.
 
     Args:
-        context_ids: the end of the prompt and of the tokens made so far, as `SamplingParams.context_of` gives it.
-        position: how many tokens have been made already.
+        context_ids: the latest tokens, prompt and answer: those that a repetition penalty looks at, and all of the
+            answer's where other penalties or a constraint are asked for.
+        position: how many tokens the answer has already.
         eos_ids: the model's end-of-text tokens.
         constraints: begins what the request says of the answer's form. Where that cannot be, `choose` tells why.
 
@@ -98,13 +99,10 @@ class Sampler:
         return self._plain and not self._ending.barred(self._position)
 
     def sample(self, logits: mx.array) -> Sampled:
-        """The next token, for a request alone.
+        """The next token of a request alone; what `choose` gives as an error is raised.
 
         Args:
             logits: of one position, (V,) or with leading axes of one.
-
-        Raises:
-            ModelError: logits that are not numbers, as a broken model gives. RequestError: see `choose`.
         """
         (sampled,) = sample_rows([self], logits.reshape(1, -1))
         if isinstance(sampled, MlxcelError):

@@ -222,7 +222,9 @@ def test_a_step_that_costs_too_much_ends_its_own_request(
 def answer_of(sampler: Sampler, tokenizer: Tokenizer, logits: mx.array, start: int = 0) -> list[int]:
     ids = []
     for row in logits[start:]:
-        token = sampler.sample(row).token
+        (sampled,) = sample_rows([sampler], row[None])
+        assert isinstance(sampled, Sampled)
+        token = sampled.token
         if token in tokenizer.eos_ids:
             break
         ids.append(token)
@@ -242,7 +244,7 @@ def test_a_request_that_is_put_back_keeps_to_its_form(
     whole = answer_of(Sampler(params, eos_ids=tokenizer.eos_ids, constraints=constraints), tokenizer, logits)
     follows(tokenizer.decode(whole))
     for split in (1, len(whole) - 1):
-        context = params.context_of([1, 2, 3], whole[:split])
+        context = [1, 2, 3, *whole[:split]]
         again = Sampler(params, context, split, eos_ids=tokenizer.eos_ids, constraints=constraints)
         assert answer_of(again, tokenizer, logits, split) == whole[split:]
 

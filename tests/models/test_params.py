@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mlxcel_nb.errors import RequestError
 from mlxcel_nb.models.ending import Ending
@@ -138,22 +135,6 @@ def test_answers_to_one_prompt_have_seeds_that_follow_from_the_first() -> None:
     assert SamplingParams(temperature=1.0).variant(3).seed is None
 
 
-# ------------------------------------------------------------------------------------------------------- what is needed
-
-
-@given(st.lists(st.integers(0, 9), max_size=12), st.lists(st.integers(0, 9), max_size=12), st.integers(0, 15))
-def test_a_sampler_is_given_no_more_than_it_looks_at(prompt: list[int], made: list[int], context: int) -> None:
-    whole = [*prompt, *made]
-    last = whole[max(0, len(whole) - context) :]
-    assert SamplingParams(temperature=1.0, top_p=0.5).context_of(prompt, made) == []
-    repeated = SamplingParams(repetition_penalty=1.1, repetition_context=context)
-    assert repeated.context_of(prompt, made) == last
-    assert SamplingParams(presence_penalty=1.0).context_of(prompt, made) == made
-    assert SamplingParams(json_object=True).context_of(prompt, made) == made
-    both = dataclasses.replace(repeated, frequency_penalty=1.0).context_of(prompt, made)
-    assert both == (last if context > len(made) else made)
-
-
 def test_token_ids_beyond_a_vocabulary_are_named() -> None:
     FULL.check_vocabulary(8)
     with pytest.raises(RequestError, match="logit_bias names token 7, which is outside the model's vocabulary of 7"):
@@ -170,7 +151,6 @@ def test_an_answer_ends_by_the_model_s_tokens_and_by_those_of_the_request() -> N
     ending = Ending(SamplingParams(stop_token_ids=(5,), min_tokens=2), [1, 2])
     assert [token for token in range(8) if ending.ends(token)] == [1, 2, 5]
     assert [ending.barred(made) for made in range(4)] == [{1, 2, 5}, {1, 2, 5}, set(), set()]
-    assert [ending.may_stop(made) for made in range(4)] == [False, False, True, True]
     ignoring = Ending(SamplingParams(stop_token_ids=(5,), ignore_eos=True), [1, 2])
     assert [token for token in range(8) if ignoring.ends(token)] == [5]
     assert Ending(SamplingParams()).ids == frozenset()

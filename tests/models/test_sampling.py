@@ -167,9 +167,9 @@ def test_a_request_that_is_put_back_goes_on_with_the_same_text(split: int) -> No
         frequency_penalty=0.3, min_p=0.01,
     )  # fmt: skip
     prompt = [3, 1, 4]
-    whole = Sampler(params, params.context_of(prompt, []))
+    whole = Sampler(params, prompt)
     tokens = [whole.sample(LOGITS).token for _ in range(40)]
-    again = Sampler(params, params.context_of(prompt, tokens[:split]), split)
+    again = Sampler(params, [*prompt, *tokens[:split]], split)
     assert [again.sample(LOGITS).token for _ in range(40 - split)] == tokens[split:]
 
 
