@@ -9,29 +9,29 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mlxcel_nb.client import asking, loading, losses, status
-from mlxcel_nb.client.backends import check_backends
+from mlxcel_nb.client import model as loaded
 from mlxcel_nb.client.exits import Exits
+from mlxcel_nb.client.model import Model
 from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
-from mlxcel_nb.client.router import Router, closed_error, new_id
+from mlxcel_nb.client.router import Router, closed_error
 from mlxcel_nb.client.stream import Stream
 from mlxcel_nb.client.twins import AsyncTwins
 from mlxcel_nb.cluster.collectives import OWN, check_collectives
 from mlxcel_nb.cluster.names import check_given_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
 from mlxcel_nb.cluster.shape import parse_links
-from mlxcel_nb.errors import ClusterError, MlxcelError, RequestError
+from mlxcel_nb.errors import ClusterError, RequestError
 from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.runtime.protocol import GenerateOrder
 from mlxcel_nb.util import times
 from mlxcel_nb.util.versions import local_versions
 
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from mlxcel_nb.client.forcing import Forced
 
 START_S = 60.0
-
-WARM_UP = SamplingParams(max_tokens=1, ignore_eos=True)
-"""Ready is said after one real token."""
 
 
 class Cluster(AsyncTwins):
@@ -85,11 +82,8 @@ class Cluster(AsyncTwins):
         """Whether nobody can know the secret but the processes of this cluster."""
         self._launcher: LocalCluster | None = None
         self._router: Router | None = None
-        self._instance: str | None = None
-        self._leader: str | None = None
-        self._model: LoadReport | None = None
+        self._loaded: Model | None = None
         self._last: Completion | None = None
-        self._aside = False
         self._exits = Exits()
         self._finalizer: weakref.finalize[..., Cluster] | None = None
         self._lock = threading.Lock()
@@ -97,7 +91,7 @@ class Cluster(AsyncTwins):
 
     def __repr__(self) -> str:
         state = "running" if self.running else "not running"
-        holds = f", {Path(self._model.model).name} as {self._model.layout}" if self._model else ""
+        holds = f", {Path(model.model).name} as {model.layout}" if (model := self.model) else ""
         return f"<Cluster {self.name}: {self.n} engines, {state}{holds}>"
 
     # -- life -------------------------------------------------------------------------------------
@@ -154,7 +148,7 @@ class Cluster(AsyncTwins):
             launcher, self._launcher = self._launcher, None
             router, self._router = self._router, None
             _running.discard(self)
-            self._forget_model()
+            self._loaded = None
             if self._finalizer is not None:
                 self._finalizer.detach()
             try:
@@ -189,10 +183,6 @@ class Cluster(AsyncTwins):
         if self._router is None:
             raise closed_error()
         return self._router
-
-    def _explain(self, error: MlxcelError) -> MlxcelError:
-        """A lost connection as the end of a process, when it was one, and what to do about it."""
-        return losses.explain(error, self._router, self.nodes, self._exits, loaded=self._model is not None)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -230,30 +220,18 @@ class Cluster(AsyncTwins):
         """
         with self._model_lock:
             router = self._running()
-            if self._model is not None:
-                raise losses.held(self._model, self.lost, self.n)
+            if self._loaded is not None:
+                raise losses.held(self._loaded.report, self.lost, self.n)
             check_collectives(collectives)
             plan = loading.prepare(model, tp=tp, pp=pp, ep=ep, layers=layers, allow_code=allow_code)
-            order = loading.order(
+            self._loaded = loaded.load(
                 router, plan, self.nodes,
+                explain=partial(losses.explain, router=router, engines=self.nodes, exits=self._exits),
+                on_progress=on_progress,
                 step_s=self.step_s, dtype=dtype, allow_code=allow_code, collectives=collectives,
                 vocab_parallel=vocab_parallel,
             )  # fmt: skip
-            started = time.monotonic()
-            self._leader = order.members[0].node_id
-            try:
-                check_backends(router, order, self._explain)
-                loaded = loading.load_parts(router, order, on_progress, self._explain)
-                self._instance = order.instance
-                warm_up = GenerateOrder(id=new_id(), instance=order.instance, params=WARM_UP, token_ids=[0])
-                self._stream(warm_up).result()
-            except BaseException:
-                with contextlib.suppress(MlxcelError):
-                    loading.drop_parts(router, order.instance, self.step_s)
-                self._forget_model()
-                raise
-            self._model = loading.report(plan, order, loaded, time.monotonic() - started)
-            return self._model
+            return self._loaded.report
 
     def unload(self) -> None:
         """Drop the model on every engine; requests under way are cancelled.
@@ -262,21 +240,23 @@ class Cluster(AsyncTwins):
             ClusterError: no model is loaded.
         """
         with self._model_lock:
-            router, instance = self._running(), self._instance
-            if instance is None:
-                raise ClusterError("no model is loaded", advice="Load one first.")
+            model = self._held()
             try:
-                loading.drop_parts(router, instance, self.step_s)
+                model.drop()
             finally:
-                self._forget_model()
-
-    def _forget_model(self) -> None:
-        self._model = self._instance = self._leader = None
+                self._last = model.last or self._last
+                self._loaded = None
 
     @property
     def model(self) -> LoadReport | None:
         """The loaded model, if one is."""
-        return self._model
+        return self._loaded.report if self._loaded else None
+
+    def _held(self) -> Model:
+        self._running()
+        if self._loaded is None:
+            raise ClusterError("no model is loaded", advice="Load one first.")
+        return self._loaded
 
     # -- generation -------------------------------------------------------------------------------
 
@@ -295,34 +275,10 @@ class Cluster(AsyncTwins):
             messages: a conversation instead, rendered with the model's chat template.
             rank: of expert-parallel ranks the one that is to hold it; they take turns when None.
         """
-        self._running()
-        if self._instance is None:
-            raise ClusterError("no model is loaded", advice="Load one first.")
+        model = self._held()
         if messages is not None and not messages:
             raise RequestError("the list of messages is empty")
-        return self._stream(
-            GenerateOrder(
-                id=new_id(),
-                instance=self._instance,
-                params=params or SamplingParams(),
-                prompt=prompt if isinstance(prompt, str) else None,
-                token_ids=list(prompt) if prompt is not None and not isinstance(prompt, str) else None,
-                messages=messages,
-                rank=rank,
-            )
-        )
-
-    def _stream(self, order: GenerateOrder) -> Stream:
-        router, leader = self._running(), self._leader
-        assert leader is not None
-
-        def ended(completion: Completion) -> None:
-            if self._model is not None and not self._aside:
-                self._last = completion
-
-        return asking.begin(
-            router, leader, order, explain=self._explain, ended=ended, stall_s=self.step_s + times.DEAD_S
-        )
+        return model.stream(prompt, params or SamplingParams(), messages=messages, rank=rank)
 
     def generate(
         self,
@@ -335,28 +291,16 @@ class Cluster(AsyncTwins):
         """`stream` and wait for the end. An interrupt cancels the request on every rank."""
         return asking.finish(self.stream(prompt, params, messages=messages, rank=rank))
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> contextlib.AbstractContextManager[None]:
         """Meanwhile no answer counts as the last one that `status` tells of: they are not the user's."""
-        self._aside = True
-        try:
-            yield
-        finally:
-            self._aside = False
+        return self._held().aside()
 
     def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced:
         """Feed `tokens` after `prompt`, whatever the model would choose, and bring logits and layers from the engines.
 
         For `verify`, which compares layouts.
         """
-        from mlxcel_nb.client import forcing
-
-        router, model, instance = self._running(), self._model, self._instance
-        if model is None or instance is None:
-            raise ClusterError("no model is loaded", advice="Load one first.")
-        order = forcing.order(instance, prompt, tokens)
-        asking.finish(self._stream(order))
-        return forcing.bring(router, model, order.id, len(tokens), self.step_s)
+        return self._held().forced(prompt, tokens)
 
     # -- status -----------------------------------------------------------------------------------
 
@@ -382,8 +326,8 @@ class Cluster(AsyncTwins):
             state="running",
             nodes=nodes,
             links=links,
-            model=self._model,
-            last=self._last,
+            model=self.model,
+            last=(self._loaded and self._loaded.last) or self._last,
             differing=differing,
             warnings=status.warnings(nodes, differing, exits),
         )

@@ -37,7 +37,7 @@ def lost(router: Router, engines: Sequence[EngineInfo], exits: Exits) -> dict[st
 
 
 def explain(
-    error: MlxcelError, router: Router | None, engines: Sequence[EngineInfo], exits: Exits, *, loaded: bool
+    error: MlxcelError, router: Router | None, engines: Sequence[EngineInfo], exits: Exits, *, loaded: bool = False
 ) -> MlxcelError:
     """A lost connection as the end of a process, when it was one.
 
