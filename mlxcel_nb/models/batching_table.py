@@ -6,7 +6,13 @@ wrong in a batch although their caches could. Any thread.
 
 from __future__ import annotations
 
-UNBATCHED: dict[str, str] = {}
+UNBATCHED: dict[str, str] = {
+    "afm7": "its last layers place their queries by the width of the cache, padding included",
+    "gemma2": "its own attention adds a mask of four axes to scores of five",
+    "gpt_bigcode": "it looks its learned positions up for one length, which all sequences would have",
+    "minimax_m3_vl": "it attends over the best blocks of columns, and padding moves what is in a block",
+    "phi3small": "it attends over blocks of columns, and padding moves what is in a block",
+}
 """By the file of mlx-lm's that has the model."""
 
 

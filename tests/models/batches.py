@@ -14,8 +14,8 @@ from mlxcel_nb.models.part import LoadedPart
 CHUNKS = ((3, 2), (7, 1, 5), (8,), (6,), (2, 9))
 """How each sequence's prompt is read. With a window of 8: some are shorter, as long, and longer."""
 
-STEPS = 16
-"""Most tokens that a sequence is given after its prompt."""
+STEPS = (6, 14, 11, 11, 8)
+"""Tokens that each sequence is given after its prompt."""
 
 Share = Callable[[Any], Any]
 """Rank 0's value, on every rank."""
@@ -28,7 +28,7 @@ def alone(value: Any) -> Any:
 def tokens_of(sequence: int) -> Any:
     """The prompt and what follows; the tokens are given, so that rows may be compared wherever they are."""
     rng = np.random.default_rng(sequence)
-    return rng.integers(0, 257, sum(CHUNKS[sequence]) + STEPS).astype(np.int32)
+    return rng.integers(0, 257, sum(CHUNKS[sequence]) + STEPS[sequence]).astype(np.int32)
 
 
 def through(parts: Sequence[LoadedPart], caches: Sequence[list[Any]], ids: Any) -> Any:
@@ -52,9 +52,9 @@ def prefilled(parts: Sequence[LoadedPart], sequence: int) -> list[list[Any]]:
 
 
 def by_itself(parts: Sequence[LoadedPart], sequence: int, share: Share = alone) -> Any:
-    """Logits (STEPS, V) of a sequence that is alone, after each token that follows the prompt."""
-    caches, ids = prefilled(parts, sequence), tokens_of(sequence)
-    return np.stack([shared(through(parts, caches, ids[-STEPS + step :][:1]), share)[0, 0] for step in range(STEPS)])
+    """Logits (steps, V) of a sequence that is alone, after each token that follows the prompt."""
+    caches, ids = prefilled(parts, sequence), tokens_of(sequence)[sum(CHUNKS[sequence]) :]
+    return np.stack([shared(through(parts, caches, ids[at : at + 1]), share)[0, 0] for at in range(len(ids))])
 
 
 def shared(x: Any, share: Share) -> Any:
@@ -94,7 +94,7 @@ class Groups:
         for _ in range(times):
             rows = self.groups[0].rows
             assert list(rows) == list(self.given)
-            ids = [[tokens_of(row)[-STEPS + self.given[row]]] for row in rows]
+            ids = [[tokens_of(row)[sum(CHUNKS[row]) + self.given[row]]] for row in rows]
             x: Any = mx.array(np.array(ids, np.int32))
             for lap in range(self.parts[0].laps):
                 for group in self.groups:

@@ -23,18 +23,12 @@ from mlxcel_nb.plan.part import Part
 from tests.models.batches import Groups, by_itself, come_and_go, prefilled
 from tests.tiny import make_tiny
 
+pytestmark = pytest.mark.usefixtures("not_compiled")
+
 KINDS = ("qwen3", "gemma3_text", "mamba2", "falcon_h1", "llama4")
 """Plain caches, windows among them, states, both in a layer, and one that runs row by row."""
 
 EQUAL = 1e-4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def not_compiled() -> Iterator[None]:
-    """MLX's `compile` calls a C++ compiler for each fused kernel on a CPU: seconds, for nothing."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,9 @@ from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.plan.part import Part
 from tests.models.batches import through
 
+pytestmark = pytest.mark.usefixtures("not_compiled")
+
 IDS = np.arange(40, dtype=np.int32) * 11 % 257
-
-
-@pytest.fixture(autouse=True, scope="module")
-def not_compiled() -> Iterator[None]:
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 def stages(name: str, folder: Path, pp: int = 1) -> list[LoadedPart]:

@@ -6,6 +6,7 @@ their caches of that lap. What the last stage gives goes back to the first. For 
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -173,6 +174,12 @@ class PastCache:
 
     def update_and_fetch(self, keys: Any, values: Any) -> Any:
         return self._cache.keys_and_values()
+
+    def make_mask(self, length: int, **how: Any) -> Any:
+        """The first lap's, which was made before the tokens of this step were in the cache."""
+        before = copy.copy(self._cache)
+        before.trim(length)
+        return before.make_mask(length, **how)
 
 
 def unchanged(x: mx.array) -> mx.array:
