@@ -42,6 +42,7 @@ class Home:
         """Whose last chunk has been sent, and whose blocks have not been kept yet."""
         self._groups = limits.groups
         self._reusable = limits.reusable
+        self._padded = limits.padded
         self._new_block = new_block
         self._tree = PrefixTree()
         self._turn = -1
@@ -115,6 +116,8 @@ class Home:
         return True
 
     def _batches(self, sequences: Iterable[Sequence]) -> list[Batch]:
+        if not self._padded:
+            return [Batch(1, span(each)) for each in sequences]
         groups: dict[int, list[int]] = {}
         for each in sequences:
             groups.setdefault(each.group, []).append(span(each))
@@ -136,7 +139,8 @@ class Home:
         with self._tree.holding(nodes):
             fits = self.make_fit(everybody, draft)
         if not fits:  # with them there is no room for what comes after them
-            self.make_fit(everybody, draft)
+            if not self.make_fit(everybody, draft):
+                return False
             nodes = self.known(sequence)
         self._begin(sequence, nodes, draft)
         return True

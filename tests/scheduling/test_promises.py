@@ -20,7 +20,7 @@ from tests.conftest import REPO
 from tests.scheduling.ranks import plain
 from tests.scheduling.simulator import Simulation, Trouble, requests
 
-SIMULATED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SIMULATED = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 rooms = st.builds(plain, st.sampled_from([130, 200, 300, 1000]), st.sampled_from([1, 8]))
 

@@ -313,6 +313,17 @@ def test_blocks_give_way_to_sequences_least_recently_used_first() -> None:
     assert plans[0].free == (2,)  # the third block of the first, which was not used again
 
 
+def test_what_a_plan_restores_from_stays_until_the_next() -> None:
+    """Two come with one plan: the second would have room if the blocks went that the first begins with."""
+    one = scheduler(rooms=((plain(280),),), kept=1.0)
+    run(one, request(*long(96), max_tokens=1))
+    one.add(request(*long(96), 200, max_tokens=1, owner="a"), 0.0)
+    one.add(request(*long(100, first=40), max_tokens=1, owner="b"), 0.0)
+    both = plan(one)
+    assert both.restore[0].blocks == (0, 1, 2) and not both.free
+    assert len(both.open) == 1
+
+
 def test_a_failure_takes_all_blocks() -> None:
     one = scheduler()
     run(one, request(*long(100)))
