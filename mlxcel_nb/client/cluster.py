@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from mlxcel_nb.client import asking, loading, losses, status
+from mlxcel_nb.client import asking, batch, loading, losses, status
 from mlxcel_nb.client import model as loaded
 from mlxcel_nb.client.exits import Exits
 from mlxcel_nb.client.model import Model
-from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
+from mlxcel_nb.client.report import BatchProgress, ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, closed_error
 from mlxcel_nb.client.stream import Stream
 from mlxcel_nb.client.twins import AsyncTwins
@@ -290,6 +290,42 @@ class Cluster(AsyncTwins):
     ) -> Completion:
         """`stream` and wait for the end. An interrupt cancels the request on every rank."""
         return asking.finish(self.stream(prompt, params, messages=messages, rank=rank))
+
+    def generate_all(
+        self,
+        prompts: Sequence[str | Sequence[int]] | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        conversations: Sequence[list[dict[str, Any]]] | None = None,
+        n: int = 1,
+        on_progress: Callable[[BatchProgress], None] | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> list[Completion]:
+        """Many requests, answered together, in the order of the prompts.
+
+        While the engines are busy with what others ask, the requests wait for their turn. An interrupt cancels all.
+
+        Args:
+            prompts: each text, or token ids.
+            params: for all, or one for each prompt.
+            conversations: messages in place of prompts.
+            n: answers to each prompt, which come side by side; a seed counts for the first, and the others' follow.
+            on_progress: called on this thread with what has been made so far.
+            stopped: asked ten times a second; once it is true all are cancelled.
+
+        Raises:
+            MlxcelError: the first request that failed, with the number of its prompt; the others are cancelled.
+            Cancelled: `stopped`.
+        """
+        wanted = batch.asks(prompts, params, conversations=conversations, n=n)
+        model = self._held()
+        return batch.run(
+            wanted,
+            lambda ask: model.stream(ask.prompt, ask.params, messages=ask.messages),
+            n=n,
+            on_progress=on_progress,
+            stopped=stopped,
+        )
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """Meanwhile no answer counts as the last one that `status` tells of: they are not the user's."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from mlxcel_nb.client import bar
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.loading import prepare
 from mlxcel_nb.client.report import Completion
@@ -13,6 +14,7 @@ from mlxcel_nb.cluster.collectives import OWN, check_collectives
 from mlxcel_nb.models.params import SamplingParams
 
 Conversation = list[dict[str, Any]]
+Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
 
 class LLM:
@@ -79,30 +81,66 @@ class LLM:
         return f"<LLM {self.report.model} as {self.report.layout} on {self.cluster.name}>"
 
     def generate(
-        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | None = None
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        progress: bool = True,
     ) -> list[Completion]:
-        """One completion per prompt, in their order; a prompt is text or token ids."""
-        several = [prompts] if isinstance(prompts, str) else prompts
-        return [self.cluster.generate(prompt, params) for prompt in several]
+        """One completion per prompt, in their order; many run at once.
+
+        Args:
+            prompts: one or several, each text or token ids.
+            params: for all, or one for each prompt.
+            n: completions per prompt, side by side.
+            progress: show a bar, where somebody can see it and there is more than one completion to wait for.
+
+        Raises:
+            MlxcelError: the first request that failed, with the number of its prompt; the others are cancelled.
+        """
+        several = _prompts(prompts)
+        with bar.shown(n * len(several), wanted=progress) as tell:
+            return self.cluster.generate_all(several, params, n=n, on_progress=tell)
 
     def chat(
-        self, messages: Conversation | Sequence[Conversation], params: SamplingParams | None = None
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        progress: bool = True,
     ) -> list[Completion]:
-        """One answer per conversation, rendered with the model's chat template."""
-        return [self.cluster.generate(params=params, messages=each) for each in _conversations(messages)]
+        """One answer per conversation, rendered with the model's chat template; else as `generate`."""
+        several = _conversations(messages)
+        with bar.shown(n * len(several), wanted=progress) as tell:
+            return self.cluster.generate_all(conversations=several, params=params, n=n, on_progress=tell)
 
     async def agenerate(
-        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | None = None
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        progress: bool = True,
     ) -> list[Completion]:
-        """`generate` for `await`; cancelling the task cancels the request under way."""
-        several = [prompts] if isinstance(prompts, str) else prompts
-        return [await self.cluster.agenerate(prompt, params) for prompt in several]
+        """`generate` for `await`; cancelling the task cancels all requests under way."""
+        several = _prompts(prompts)
+        with bar.shown(n * len(several), wanted=progress) as tell:
+            return await self.cluster.agenerate_all(several, params, n=n, on_progress=tell)
 
     async def achat(
-        self, messages: Conversation | Sequence[Conversation], params: SamplingParams | None = None
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        progress: bool = True,
     ) -> list[Completion]:
         """`chat` for `await`."""
-        return [await self.cluster.agenerate(params=params, messages=each) for each in _conversations(messages)]
+        several = _conversations(messages)
+        with bar.shown(n * len(several), wanted=progress) as tell:
+            return await self.cluster.agenerate_all(conversations=several, params=params, n=n, on_progress=tell)
 
     def close(self) -> None:
         """Unload the model; stop the engines if this object started them."""
@@ -118,6 +156,14 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _prompts(prompts: Prompts) -> list[str | Sequence[int]]:
+    """A prompt alone, or several, as a list of them."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several: list[Any] = list(prompts)
+    return [several] if several and all(isinstance(each, int) for each in several) else several
 
 
 def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:

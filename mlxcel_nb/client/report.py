@@ -108,6 +108,26 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchProgress:
+    """How far many requests are.
+
+    Args:
+        done, total: requests.
+        tokens: made so far, of all of them.
+        seconds: since the first one began.
+    """
+
+    done: int
+    total: int
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadProgress:
     """How far one node is.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
+from mlxcel_nb.client.report import BatchProgress, ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.stream import Stream
 from mlxcel_nb.models.params import SamplingParams
 
@@ -59,6 +60,18 @@ class AsyncTwins(ABC):
 
     @abstractmethod
     def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced: ...
+
+    @abstractmethod
+    def generate_all(
+        self,
+        prompts: Sequence[str | Sequence[int]] | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        conversations: Sequence[list[dict[str, Any]]] | None = None,
+        n: int = 1,
+        on_progress: Callable[[BatchProgress], None] | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> list[Completion]: ...
 
     async def astart(self, on_progress: Callable[[str], None] | None = None) -> Self:
         return await asyncio.to_thread(self.start, on_progress)
@@ -115,3 +128,23 @@ class AsyncTwins(ABC):
             raise
         assert stream.completion is not None
         return stream.completion
+
+    async def agenerate_all(
+        self,
+        prompts: Sequence[str | Sequence[int]] | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        conversations: Sequence[list[dict[str, Any]]] | None = None,
+        n: int = 1,
+        on_progress: Callable[[BatchProgress], None] | None = None,
+    ) -> list[Completion]:
+        """`generate_all` for `await`, on a thread; cancelling the task cancels all requests on every rank."""
+        left = threading.Event()
+        try:
+            return await asyncio.to_thread(
+                lambda: self.generate_all(
+                    prompts, params, conversations=conversations, n=n, on_progress=on_progress, stopped=left.is_set
+                )
+            )
+        finally:
+            left.set()

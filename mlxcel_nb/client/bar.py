@@ -1,0 +1,52 @@
+"""A bar over a batch: prompts done, and tokens a second. In a notebook a widget, on a terminal a line, else nothing.
+
+For the thread that runs the batch. tqdm is imported when a bar is wanted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mlxcel_nb.client.report import BatchProgress
+from mlxcel_nb.util.units import figure
+
+INTERVAL_S = 0.2
+"""Between two drawings of it."""
+
+
+@contextmanager
+def shown(total: int, *, wanted: bool) -> Iterator[Callable[[BatchProgress], None] | None]:
+    """What `batch.run` tells of its progress; None where there is nobody to show a bar to, or nothing to count.
+
+    Args:
+        total: requests.
+    """
+    if not wanted or total < 2 or not _somebody_looks():
+        yield None
+        return
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg, misc, unused-ignore]
+        monitor_interval = 0  # no thread of its own
+
+    with Bar(
+        total=total, desc="Generating", unit="prompt", mininterval=INTERVAL_S, miniters=0, dynamic_ncols=True
+    ) as bar:
+
+        def tell(news: BatchProgress) -> None:
+            bar.set_postfix_str(f"{figure(news.tokens_per_s)} tokens/s", refresh=False)
+            bar.update(news.done - bar.n)
+
+        yield tell
+
+
+def _somebody_looks() -> bool:
+    """A notebook's kernel draws, and a terminal; a pipe and a closed stream do not."""
+    if (ipython := sys.modules.get("IPython")) is not None and hasattr(ipython.get_ipython(), "kernel"):
+        return True
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
