@@ -16,7 +16,7 @@ from mlxcel_nb.client.stream import Stream
 from mlxcel_nb.errors import Cancelled, MlxcelError
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.serve import failures
-from mlxcel_nb.serve.answers import Finished
+from mlxcel_nb.serve.answers import Finished, Likely
 from mlxcel_nb.serve.failures import ApiError
 from mlxcel_nb.serve.metrics import Meter, Metrics
 from mlxcel_nb.serve.requests import Ask
@@ -35,6 +35,7 @@ class News:
 
     Args:
         calls: whole calls of tools, the first of them the `first_call`th of its answer.
+        likely: the tokens of that, where their log-probabilities were asked for.
         finished: the answer is over.
     """
 
@@ -42,6 +43,7 @@ class News:
     text: str = ""
     calls: tuple[Call, ...] = ()
     first_call: int = 0
+    likely: Likely = ()
     finished: Finished | None = None
 
 
@@ -52,18 +54,29 @@ class _Part:
     index: int
     reader: Reader | None
     text: str = ""
+    likely: Likely = ()
     completion: Completion | None = None
     _told: int = 0
     _told_calls: int = 0
+    _told_likely: int = 0
     _told_end: bool = field(default=False)
 
-    def take(self, text: str) -> None:
+    def take(self, text: str, stream: Stream) -> None:
         self.text += self.reader.feed(text) if self.reader else text
+        self._note(stream)
 
-    def end(self, completion: Completion) -> None:
+    def end(self, completion: Completion, stream: Stream) -> None:
         if self.reader:
             self.text += self.reader.flush()
+        self._note(stream)
         self.completion = completion
+
+    def _note(self, stream: Stream) -> None:
+        """Tokens that came since; of some there was no text yet when they did."""
+        if not stream.logprobs:
+            return
+        seen = len(self.likely)
+        self.likely += tuple(zip(stream.token_ids[seen:], stream.logprobs[seen:], strict=False))
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -74,7 +87,7 @@ class _Part:
             return None
         reason = self.completion.finish_reason
         reason = "tool_calls" if self.calls and reason == "stop" else reason
-        return Finished(index=self.index, text=self.text, calls=self.calls, reason=reason)
+        return Finished(index=self.index, text=self.text, calls=self.calls, reason=reason, likely=self.likely)
 
     def news(self) -> News | None:
         """What nobody has been told yet."""
@@ -82,8 +95,10 @@ class _Part:
         finished = None if self._told_end else self.finished()
         if not (text or calls or finished):
             return None
+        likely = self.likely[self._told_likely :]
         self._told, self._told_calls, self._told_end = len(self.text), len(self.calls), finished is not None
-        return News(index=self.index, text=text, calls=calls, first_call=first, finished=finished)
+        self._told_likely = len(self.likely)
+        return News(index=self.index, text=text, calls=calls, first_call=first, likely=likely, finished=finished)
 
 
 class Answering:
@@ -177,12 +192,12 @@ class Answering:
         try:
             async for delta in stream:
                 meter.piece(max(1, len(delta.tokens)))
-                part.take(delta.text)
+                part.take(delta.text, stream)
                 self._arrived.set()
             assert stream.completion is not None
             if stream.completion.finish_reason == "cancelled":
                 raise Cancelled("the request was stopped", advice="The model was unloaded, or its cluster is stopping.")
-            part.end(stream.completion)
+            part.end(stream.completion, stream)
             self._arrived.set()
             meter.end(stream.completion.finish_reason, stream.completion)
         finally:

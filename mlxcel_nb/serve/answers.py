@@ -6,12 +6,18 @@ role comes with the first text, or with the end of an answer that has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxcel_nb.client.report import Completion
+from mlxcel_nb.client.report import Completion, Likelihood
 from mlxcel_nb.serve.tools import Call
+
+Likely = tuple[tuple[int, Likelihood], ...]
+"""Tokens, and how likely each was."""
+
+LEAST = -9999.0
+"""What OpenAI writes for a token that could not come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +27,14 @@ class Finished:
     Args:
         text: what is said, without the calls of tools that were in it.
         reason: OpenAI's word for why it ended.
+        likely: its tokens, where their log-probabilities were asked for.
     """
 
     index: int
     text: str
     calls: tuple[Call, ...]
     reason: str
+    likely: Likely = ()
 
 
 @dataclass(kw_only=True)
@@ -38,6 +46,7 @@ class Shape:
         created: seconds since 1970.
         fingerprint: what made it: another one may make other text of the same seed.
         usage: chunks have a field for counts, and one more chunk has them.
+        token_text: text of a token; None where log-probabilities were not asked for.
     """
 
     chat: bool
@@ -46,24 +55,26 @@ class Shape:
     model: str
     fingerprint: str
     usage: bool = False
+    token_text: Callable[[int], str] | None = None
     _greeted: set[int] = field(default_factory=set)
+    _offsets: dict[int, int] = field(default_factory=dict)
 
     def whole(self, finished: Iterable[Finished], usage: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
         choices = [self._choice(each) for each in sorted(finished, key=lambda each: each.index)]
         return self._object("chat.completion" if self.chat else "text_completion", choices, usage)
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
-        """A chunk of text, which is not empty."""
-        return self._chunk(index, {"content": text} if self.chat else text)
+    def text(self, index: int, text: str, likely: Likely = ()) -> dict[str, Any]:
+        """A chunk of text, which is not empty, and its tokens."""
+        return self._chunk(index, {"content": text} if self.chat else text, likely)
 
-    def call(self, index: int, number: int, call: Call) -> dict[str, Any]:
+    def call(self, index: int, number: int, call: Call, likely: Likely = ()) -> dict[str, Any]:
         """A chunk with a whole call, the `number`th of its answer."""
-        return self._chunk(index, {"tool_calls": [{"index": number, **_call(call)}]})
+        return self._chunk(index, {"tool_calls": [{"index": number, **_call(call)}]}, likely)
 
-    def last(self, finished: Finished) -> dict[str, Any]:
+    def last(self, finished: Finished, likely: Likely = ()) -> dict[str, Any]:
         """The chunk that ends an answer."""
-        return self._chunk(finished.index, {} if self.chat else "", finished.reason)
+        return self._chunk(finished.index, {} if self.chat else "", likely, finished.reason)
 
     def counts(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The chunk after the last: no answer, only counts."""
@@ -73,19 +84,57 @@ class Shape:
     def _kind(self) -> str:
         return "chat.completion.chunk" if self.chat else "text_completion"
 
-    def _chunk(self, index: int, said: Any, reason: str | None = None) -> dict[str, Any]:
-        if self.chat:
-            if index not in self._greeted:
-                self._greeted.add(index)
-                said = {"role": "assistant", **said}
-            choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": reason}
-        else:
-            choice = {"index": index, "text": said, "logprobs": None, "finish_reason": reason}
+    def _chunk(self, index: int, said: Any, likely: Likely, reason: str | None = None) -> dict[str, Any]:
+        if self.chat and index not in self._greeted:
+            self._greeted.add(index)
+            said = {"role": "assistant", **said}
+        choice = {
+            "index": index,
+            "delta" if self.chat else "text": said,
+            "logprobs": self._logprobs(index, likely) if likely else None,
+            "finish_reason": reason,
+        }
         chunk = self._object(self._kind, [choice])
         return {**chunk, "usage": None} if self.usage else chunk
 
+    def _logprobs(self, index: int, likely: Likely) -> dict[str, Any] | None:
+        """Tokens in the shape of either endpoint; None where nobody asked."""
+        if self.token_text is None:
+            return None
+        if self.chat:
+            content = [
+                {
+                    **self._token(token, likelihood.logprob),
+                    "top_logprobs": [self._token(other, logprob) for other, logprob in likelihood.top],
+                }
+                for token, likelihood in likely
+            ]
+            return {"content": content, "refusal": None}
+        tokens, offsets, offset = [self.token_text(token) for token, _ in likely], [], self._offsets.get(index, 0)
+        for text in tokens:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[index] = offset
+        tops = [{self.token_text(i): _logprob(x) for i, x in likelihood.top} for _, likelihood in likely]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_logprob(likelihood.logprob) for _, likelihood in likely],
+            "top_logprobs": tops if any(tops) else None,
+            "text_offset": offsets,
+        }
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        assert self.token_text is not None
+        text = self.token_text(token)
+        return {
+            "token": text,
+            "bytes": None if "\ufffd" in text else list(text.encode()),
+            "logprob": _logprob(logprob),
+        }
+
     def _choice(self, finished: Finished) -> dict[str, Any]:
-        end = {"index": finished.index, "logprobs": None, "finish_reason": finished.reason}
+        logprobs = self._logprobs(finished.index, finished.likely)
+        end = {"index": finished.index, "logprobs": logprobs, "finish_reason": finished.reason}
         if not self.chat:
             return {**end, "text": finished.text}
         message: dict[str, Any] = {"role": "assistant", "content": finished.text, "refusal": None}
@@ -104,6 +153,10 @@ class Shape:
             "choices": choices,
         }
         return made if usage is None else {**made, "usage": usage}
+
+
+def _logprob(value: float) -> float:
+    return max(value, LEAST)
 
 
 def _call(call: Call) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Prompter:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self._texts: dict[int, str] = {}
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -47,6 +48,21 @@ class Prompter:
         form = self._form(bool(ask.tools))
         options: dict[str, Any] = {"tools": ask.tools} if ask.tools else {}
         return [self._tokenizer.chat_prompt(ask.messages, **options, **self._variables(ask))], form
+
+    def token_text(self, token: int) -> str:
+        """What one token adds to a text; U+FFFD where it is only part of a character."""
+        if token not in self._texts:
+            anchor, base = self._anchor
+            text = self._tokenizer.decode([*anchor, token])
+            # Alone, or at the beginning, some tokenizers drop a token's space.
+            alone = text[len(base) :] if text.startswith(base) else self._tokenizer.decode([token])
+            self._texts[token] = alone
+        return self._texts[token]
+
+    @functools.cached_property
+    def _anchor(self) -> tuple[list[int], str]:
+        ids = self._tokenizer.encode("a", add_special=False)
+        return ids, self._tokenizer.decode(ids)
 
     def _variables(self, ask: Ask) -> dict[str, Any]:
         templates = self._templates

@@ -89,9 +89,15 @@ async def send_stream(
 def _chunks(shape: Shape, news: list[News]) -> bytes:
     chunks = []
     for each in news:
-        chunks += [shape.text(each.index, each.text)] if each.text else []
-        chunks += [shape.call(each.index, each.first_call + i, call) for i, call in enumerate(each.calls)]
-        chunks += [shape.last(each.finished)] if each.finished else []
+        likely = each.likely  # go with the first chunk that there is
+        if each.text:
+            chunks.append(shape.text(each.index, each.text, likely))
+            likely = ()
+        for number, call in enumerate(each.calls, each.first_call):
+            chunks.append(shape.call(each.index, number, call, likely))
+            likely = ()
+        if each.finished:
+            chunks.append(shape.last(each.finished, likely))
     return b"".join(map(event, chunks))
 
 

@@ -34,15 +34,6 @@ IGNORED = (
 """For OpenAI's own accounts, caches and prices."""
 
 
-NOT_YET = {
-    "logprobs": "logprobs", "json_object": "response_format", "json_schema": "response_format",
-    "regex": "regex", "grammar": "grammar", "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty", "logit_bias": "logit_bias", "min_tokens": "min_tokens",
-    "stop_token_ids": "stop_token_ids",
-}  # fmt: skip
-"""What the engines do not do yet, and the field that asks for it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Ask:
     """A request, understood.
@@ -200,10 +191,6 @@ def _sampling(fields: Fields, max_tokens: int, logprobs: int | None) -> Sampling
         **_format(fields),
     }
     known = {name: value for name, value in given.items() if value is not None}
-    for name, asked in NOT_YET.items():
-        value = known.pop(name, None)
-        if value or (name == "logprobs" and value is not None):
-            raise refused(f"{asked} is not supported yet", asked, "unsupported_parameter")
     try:
         return SamplingParams(**{"temperature": 1.0, "max_tokens": max_tokens, **known})
     except RequestError as error:

@@ -137,6 +137,10 @@ class Served:
         report = self.check()
         return await asyncio.to_thread(self._prompter(report.path).prepare, ask)
 
+    def token_text(self, token: int) -> str:
+        """Of the model that `prepare` was last asked for."""
+        return self._prepares.token_text(token) if self._prepares is not None else ""
+
     def _prompter(self, path: str) -> Prompter:
         if self._prepares is None or self._prepares.folder != path:
             self._prepares = Prompter(path)

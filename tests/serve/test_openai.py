@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import openai
@@ -147,6 +148,73 @@ def test_what_is_wrong_is_said_in_openais_way(client: OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as absent:
         client.embeddings.create(model="smollm2", input="x")
     assert absent.value.status_code == 501
+
+
+def test_likelihoods_come_with_each_token(client: OpenAI) -> None:
+    done = greedy(client, logprobs=True, top_logprobs=3)
+    content = done.choices[0].logprobs.content
+    assert "".join(token.token for token in content) == PARIS
+    for token in content:
+        first = token.top_logprobs[0]
+        assert len(token.top_logprobs) == 3 and (first.token, first.logprob) == (token.token, token.logprob)
+        assert token.logprob <= 0 and bytes(token.bytes).decode() == token.token
+    assert content[-2].token == " Paris", "a token's space is its own"
+    streamed = [
+        token.token
+        for piece in greedy(client, logprobs=True, stream=True)
+        for token in (piece.choices[0].logprobs.content if piece.choices[0].logprobs else [])
+    ]
+    assert streamed == [token.token for token in content]
+    assert greedy(client, logprobs=False).choices[0].logprobs is None
+
+
+def test_likelihoods_of_a_completion_have_their_own_shape(client: OpenAI) -> None:
+    wanted: Any = {"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 3, "temperature": 0}
+    choice = client.completions.create(**wanted, logprobs=2).choices[0]
+    told = choice.logprobs
+    assert told is not None and told.tokens is not None and told.top_logprobs is not None
+    assert "".join(told.tokens) == choice.text and told.text_offset == [0, *_sums(map(len, told.tokens))][:-1]
+    assert told.token_logprobs == [top[token] for top, token in zip(told.top_logprobs, told.tokens, strict=True)]
+    assert [len(top) for top in told.top_logprobs] == [2, 2, 2]
+    alone = client.completions.create(**wanted, logprobs=0).choices[0].logprobs
+    assert alone is not None and (alone.tokens, alone.top_logprobs) == (told.tokens, None)
+
+
+def _sums(lengths: Iterable[int]) -> list[int]:
+    return list(itertools.accumulate(lengths))
+
+
+def test_biases_and_penalties_change_what_is_chosen(client: OpenAI) -> None:
+    first = greedy(client, logprobs=True, max_tokens=1).choices[0].message.content
+    assert first == "The"
+    assert greedy(client, logit_bias={"504": -100}, max_tokens=1).choices[0].message.content != "The"
+    again = {"extra_body": {"ignore_eos": True}, "max_tokens": 24}
+    assert greedy(client, **again).choices != greedy(client, **again, frequency_penalty=2, presence_penalty=2).choices
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        greedy(client, logit_bias={"49152": 1})
+
+
+def test_an_answer_may_be_held_to_json(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "large": {"type": "boolean"}},
+        "required": ["city", "large"],
+        "additionalProperties": False,
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "capital", "strict": True, "schema": schema}}
+    done = greedy(client, response_format=form, max_tokens=60)
+    assert done.choices[0].finish_reason == "stop"
+    city = json.loads(done.choices[0].message.content)
+    assert set(city) == {"city", "large"} and isinstance(city["large"], bool)
+    text: Any = {"type": "text"}
+    assert greedy(client, response_format=text).choices[0].message.content == PARIS
+    whole: Any = {"type": "json_object"}
+    assert greedy(client, response_format=whole, max_tokens=8).choices[0].message.content.startswith("{")
+    digits = {"regex": "[0-9]{3}"}
+    assert greedy(client, extra_body=digits).choices[0].message.content.isdigit()
+    wrong: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
+    with pytest.raises(openai.BadRequestError):
+        greedy(client, response_format=wrong)
 
 
 def test_tools_need_a_template_that_knows_them(client: OpenAI) -> None:
