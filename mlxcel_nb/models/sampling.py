@@ -14,7 +14,7 @@ import hashlib
 import math
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -32,7 +32,16 @@ Row = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
 MARGINS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""How far below the best score likely tokens are looked for, in turn, before the whole vocabulary is sorted."""
+"""How far below the best score likely tokens are looked for, in turn, before the whole vocabulary is taken."""
+
+SORTED = 2048
+"""Tokens that are sorted at once: more are parted into bins first."""
+
+BINS = 64
+"""Bins of a histogram to a unit of score."""
+
+LAST_BIN = 64 * BINS
+"""What lies further below the best than this many bins has no weight in float32."""
 
 BLOCK = 256
 """Weights that are added up at once, on the way to the one that was drawn."""
@@ -273,22 +282,18 @@ def _pick(weights: Row, number: float) -> int:
 
 
 def _cut(scores: Row, weights: Row, params: SamplingParams) -> Ids:
-    """The tokens that top-k, then top-p of what it left, then min-p leave, likeliest first.
+    """The tokens that top-k, then top-p of what it left, then min-p leave.
 
     Args:
         scores: over the temperature, the best 0. weights: their exponentials.
     """
     if 0 < params.top_k < scores.size:
-        ids = _likeliest(scores, params.top_k)
-        total = float(weights[ids].sum())
+        ids = _fewest(scores, np.ones_like(scores), params.top_k)
+        if params.top_p < 1:
+            left = weights[ids]
+            ids = ids[_fewest(scores[ids], left, params.top_p * float(left.sum()))]
     else:
-        total = float(weights.sum())
-        mass = params.top_p * total
-        ids = _head(scores, lambda ids: float(weights[ids].sum()) >= mass)
-    if params.top_p < 1:
-        sums = np.cumsum(weights[ids], dtype=np.float64)
-        above = np.concatenate(([0.0], sums[:-1]))
-        ids = ids[: max(1, int(np.searchsorted(above, params.top_p * total)))]
+        ids = _fewest(scores, weights, params.top_p * float(weights.sum()))
     if params.min_p > 0:
         ids = ids[scores[ids] >= math.log(params.min_p)]
     return ids
@@ -296,20 +301,33 @@ def _cut(scores: Row, weights: Row, params: SamplingParams) -> Ids:
 
 def _likeliest(scores: Row, count: int) -> Ids:
     """The `count` best of `scores`, whose highest is 0, best first and of equal ones the lower id first."""
-    return _head(scores, lambda ids: len(ids) >= count)[:count]
+    ids = _fewest(scores, np.ones_like(scores), count)
+    return ids[np.argsort(-scores[ids], kind="stable")]
 
 
-def _head(scores: Row, enough: Callable[[Ids], bool]) -> Ids:
-    """The likeliest tokens, best first: `enough` of them. All that are as likely as the last are among them.
+def _fewest(scores: Row, amounts: Row, wanted: float) -> Ids:
+    """The fewest of the likeliest tokens whose `amounts` add up to `wanted`, at least one; of equal ones the lower ids.
 
-    Sorting a vocabulary costs as much as a small model's step, and few tokens are likely: so those not far below the
-    best are picked out first, and all are sorted only where these do not do.
+    Sorting a vocabulary costs as much as a small model's step, and few tokens are likely as a rule: those not far
+    below the best, whose score is 0, do. Where they are many, a histogram finds the few among them that must be sorted.
     """
     for margin in MARGINS:
         ids = np.flatnonzero(scores >= -margin)
-        if enough(ids):
-            return ids[np.argsort(-scores[ids], kind="stable")]
-    return np.argsort(-scores, kind="stable")
+        if amounts[ids].sum() >= wanted:
+            break
+    else:
+        ids = np.arange(scores.size)
+    sure = ids[:0]
+    if ids.size > SORTED:
+        bins = np.minimum(scores[ids] * np.float32(-BINS), LAST_BIN).astype(np.intp)
+        reached = np.cumsum(np.bincount(bins, amounts[ids]))
+        edge = int(np.searchsorted(reached, wanted))
+        if edge:
+            wanted -= reached[edge - 1]
+        sure, ids = ids[bins < edge], ids[bins == edge]
+    ids = ids[np.argsort(-scores[ids], kind="stable")]
+    count = int(np.searchsorted(np.cumsum(amounts[ids], dtype=np.float64), wanted)) + 1
+    return np.concatenate((sure, ids[:count]))
 
 
 def _as_arrays(values: dict[int, float] | Counter[int]) -> tuple[Ids, Row]:

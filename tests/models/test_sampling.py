@@ -12,7 +12,7 @@ import pytest
 from mlxcel_nb.errors import ModelError, RequestError, WireError
 from mlxcel_nb.models import device
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.models.sampling import Sampled, Sampler, _cut, _pick, sample_rows
+from mlxcel_nb.models.sampling import Sampled, Sampler, _cut, _likeliest, _pick, sample_rows
 
 LOGITS = mx.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0, 1.5, -0.5])
 
@@ -103,17 +103,22 @@ def test_a_nucleus_of_a_large_vocabulary_is_the_one_a_full_sort_gives(spread: fl
     order = np.argsort(-scores, kind="stable")
     probabilities = np.exp(scores[order].astype(np.float64)) / np.exp(scores.astype(np.float64)).sum()
     exact = order[np.cumsum(probabilities) - probabilities < top_p]
+    found = found[np.argsort(-scores[found], kind="stable")]
     assert abs(len(found) - len(exact)) <= max(1, len(exact) // 1000)  # float32 sums
     shared = min(len(found), len(exact))
     assert np.array_equal(found[:shared], exact[:shared])
 
 
 @pytest.mark.parametrize("top_k", [1, 40, 5000, 19_999])
-def test_the_k_likeliest_of_a_large_vocabulary_are_those_of_a_full_sort(top_k: int) -> None:
-    scores = np.random.default_rng(2).standard_normal(20_000).astype(np.float32) * 3
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 300.0])
+def test_the_k_likeliest_of_a_large_vocabulary_are_those_of_a_full_sort(top_k: int, spread: float) -> None:
+    scores = np.random.default_rng(2).standard_normal(20_000).astype(np.float32) * np.float32(spread)
+    scores[::3] = scores[1]  # many alike: the lower ids come first
+    scores[5::7] = -np.inf  # and many that may not come
     scores -= scores.max()
     found = _cut(scores, np.exp(scores), SamplingParams(temperature=1.0, top_k=top_k))
-    assert np.array_equal(found, np.argsort(-scores, kind="stable")[:top_k])
+    assert set(found) == set(np.argsort(-scores, kind="stable")[:top_k])
+    assert np.array_equal(_likeliest(scores, 20), np.argsort(-scores, kind="stable")[:20])
 
 
 @pytest.mark.parametrize("size", [1, 7, 256, 257, 5000])
