@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.models.batching_blocks import Block, cut
-from mlxcel_nb.models.batching_rows import Numbers, arrays_of, forget, kind_of, like
+from mlxcel_nb.models.batching_rows import Kind, Numbers, arrays_of, forget, kind_of, like
 from mlxcel_nb.models.caches import every, leaves
 from mlxcel_nb.models.part import Handover, LoadedPart
 
@@ -24,6 +24,13 @@ PADDING = 64
 def passes(part: LoadedPart, rows: int) -> int:
     """Forwards that a step of a group of `rows` takes, which those who only lend their experts have to know."""
     return rows if part.one_by_one else min(rows, 1)
+
+
+def how(cache: Any) -> Kind:
+    """What can be done with a cache of a part that does not run one by one."""
+    kind = kind_of(cache)
+    assert kind is not None, type(cache).__name__
+    return kind
 
 
 class Group:
@@ -58,8 +65,8 @@ class Group:
 
     @property
     def width(self) -> int:
-        """Sequences in each handover, those that have left and still have a place among them."""
-        return 1 if self._batch is None else self._width
+        """Sequences in each handover of the next step, those that have left and still have a place among them."""
+        return 1 if self._batch is None else len(self._slots) if self._untidy else self._width
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +80,8 @@ class Group:
         Args:
             arrivals: numbers and caches, which are the group's from now on.
         """
+        if not arrivals:
+            return
         for row, caches in arrivals:
             self._lengths[row] = max((cache.offset for cache in leaves(caches)), default=0)
         if self._batch is None:
@@ -131,8 +140,8 @@ class Group:
             Logits (rows, 1, V), or (rows, L, V) with `all_logits`, from the part that samples; else a list of as many
             handovers as there are passes. Not evaluated.
         """
-        if lap == 0:
-            self._tidy()
+        if lap == 0 and self._untidy:
+            self._build([])
         if self._batch is None:
             inputs: list[Any] = x if isinstance(x, list) else [x[row : row + 1] for row in range(len(self._singles))]
             found = [
@@ -154,6 +163,23 @@ class Group:
         """Slots are rows: nobody has left."""
         return list(self._slots.values()) == list(range(self._width))
 
+    @property
+    def _free(self) -> int:
+        """Slots of those who have left."""
+        return self._width - len(self._slots)
+
+    @property
+    def _untidy(self) -> bool:
+        """Whether all rows are made anew before the next step: what they waste has cost as much.
+
+        A copy of the caches takes about as long as half a decode step; a free slot costs its part of each step.
+        """
+        if self._batch is None:
+            return False
+        longest = max(self._lengths.values())
+        wasted = 2 * (self._wasted + self._free) > self._width
+        return wasted or self._columns - longest > max(PADDING, longest // 4)
+
     def _spread(self, x: mx.array | list[Handover]) -> mx.array | Handover:
         """Ids of all slots, from ids of the rows; a slot that is free is given a token that nobody reads."""
         if isinstance(x, list):
@@ -168,6 +194,7 @@ class Group:
 
     def _count(self, length: int) -> None:
         """A step is over."""
+        self._wasted += self._free
         self._columns += length
         for row in self._lengths:
             self._lengths[row] += length
@@ -182,9 +209,7 @@ class Group:
         pattern = [*before, *(caches for _, caches in arrivals)]
         numbers, built = Numbers(), []
         for old in zip(*map(every, pattern), strict=True):
-            kind = kind_of(old[0])
-            assert kind is not None
-            made = kind.build(old[0] if before else None, kept, old[len(before) :], numbers)
+            made = how(old[0]).build(old[0] if before else None, kept, old[len(before) :], numbers)
             mx.eval(arrays_of([made]))
             for cache in old:
                 forget(cache)
@@ -199,51 +224,32 @@ class Group:
         """Put the arrivals where others have left, if there is room for all of them."""
         assert self._batch is not None
         free = sorted({*range(self._width)} - {*self._slots.values()})
-        layers = list(every(self._batch))
-        kinds = [kind_of(layer) for layer in layers]
-        singles = [list(every(caches)) for _, caches in arrivals]
-        if len(arrivals) > len(free) or not all(
-            kind.fits(layer, single)
-            for one in singles for kind, layer, single in zip(kinds, layers, one, strict=True) if kind
-        ):  # fmt: skip
+        if len(arrivals) > len(free):
             return False
-        numbers = Numbers()
-        for (row, _), slot, one in zip(arrivals, free, singles, strict=False):
-            for kind, layer, single in zip(kinds, layers, one, strict=True):
-                assert kind is not None
-                kind.put(layer, slot, single, numbers)
+        layers, numbers = self._layers(), Numbers()
+        singles = [list(every(caches)) for _, caches in arrivals]
+        if not all(kind.fits(layer, one) for each in singles for (kind, layer), one in zip(layers, each, strict=True)):
+            return False
+        for (row, _), slot, each in zip(arrivals, free, singles, strict=False):
+            for (kind, layer), one in zip(layers, each, strict=True):
+                kind.put(layer, slot, one, numbers)
             self._slots[row] = slot
         mx.eval(arrays_of(self._batch))
         return True
 
+    def _layers(self) -> list[tuple[Kind, Any]]:
+        """Each of the batch's caches, and what can be done with it."""
+        return [(how(cache), cache) for cache in every(self._batch)]
+
     def _clear(self, slots: Iterable[int]) -> None:
         numbers = Numbers()
-        for layer in every(self._batch):
-            kind = kind_of(layer)
-            assert kind is not None
+        for kind, layer in self._layers():
             for slot in slots:
                 kind.clear(layer, slot, numbers)
 
     def _taken(self, row: int) -> list[Any]:
         """A copy of one row, as caches of a single sequence."""
         assert self._batch is not None
-        taken = []
-        for layer in every(self._batch):
-            kind = kind_of(layer)
-            assert kind is not None
-            taken.append(kind.take(layer, self._slots[row]))
-        caches = like(self._batch, iter(taken))
+        caches = like(self._batch, (kind.take(layer, self._slots[row]) for kind, layer in self._layers()))
         mx.eval(arrays_of(caches))
         return caches
-
-    def _tidy(self) -> None:
-        """Before a step: all rows anew, when free slots or columns that only padding has cost more than that.
-
-        A copy of the caches takes about as long as half a decode step; a free slot costs its part of each step.
-        """
-        if self._batch is None:
-            return
-        self._wasted += self._width - len(self._slots)
-        longest = max(self._lengths.values())
-        if 2 * self._wasted > self._width or self._columns - longest > max(PADDING, longest // 4):
-            self._build([])

@@ -97,8 +97,10 @@ class Groups:
             ids = [[tokens_of(row)[sum(CHUNKS[row]) + self.given[row]]] for row in rows]
             x: Any = mx.array(np.array(ids, np.int32))
             for lap in range(self.parts[0].laps):
-                for group in self.groups:
+                for part, group in zip(self.parts, self.groups, strict=True):
                     assert group.rows == rows
+                    if isinstance(x, list):
+                        assert [part.size_of(each) for each in x] == [(group.width, 1)] * group.passes
                     x = group.forward(x, lap=lap)
                     assert isinstance(x, mx.array) or len(x) == group.passes
             logits = shared(x, self.share)
