@@ -7,6 +7,7 @@ that rotates.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,17 @@ STANDING = ("deepseek_v32", "falcon_h1", "gemma3n", "gemma4_text", "gpt_oss", "l
 """Lists of caches, states beside keys, shared caches, windows with and without sinks, row by row, and plain ones."""
 
 
+ROW_BY_ROW = {*UNBATCHED, "deepseek_v41", "internlm2", "internlm3", "llama4"}
+"""All of the catalogue: those of the table, and what a look at their caches and positions finds."""
+
+
 @pytest.mark.parametrize("name", chosen(STANDING))
 def test_rows_are_equal_to_each_alone(name: str, tmp_path: Path) -> None:
     """Case 12: in one process, in 2 stages and in 3, and on 2 ranks."""
     n = ENTRIES[name].n_layers
     folder = catalogue.write(ENTRIES[name], tmp_path / "m")
     one = [load_part(folder, whole(n))]
+    assert bool(one[0].one_by_one) == (name in ROW_BY_ROW)
     alone = {sequence: by_itself(one, sequence) for sequence in range(5)}
     found = {"one": come_and_go(one, alone)}
     for pp in (2, 3):
@@ -61,5 +67,10 @@ def on_ranks(folder: Path, n_layers: int, alone: dict[int, Any]) -> list[float]:
     return across(2, member)
 
 
-def test_the_table_names_what_there_is() -> None:
-    assert {*UNBATCHED} <= {*ENTRIES}
+def test_the_page_has_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text("utf-8")
+    section = page.partition("## Sequences that decode together")[2]
+    table = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|$", section, re.MULTILINE))
+    assert table.keys() == ROW_BY_ROW - {"internlm2", "internlm3"}
+    assert UNBATCHED.items() <= table.items()
+    assert {*table} <= {*ENTRIES}
