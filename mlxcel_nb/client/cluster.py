@@ -198,6 +198,7 @@ class Cluster(AsyncTwins):
         allow_code: bool = False,
         collectives: str = OWN,
         vocab_parallel: bool = False,
+        micro_batches: int = 0,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> LoadReport:
         """Split `model` over the first `tp * pp` engines, or the first `ep`, and make one token with it.
@@ -214,6 +215,8 @@ class Cluster(AsyncTwins):
             collectives: who adds the partial sums of tensor ranks up: "own", encrypted, or MLX's "mlx-ring",
                 "mlx-jaccl" or "mlx-nccl", which are not.
             vocab_parallel: tensor ranks share the embedding and the head too: less memory, and a little more to send.
+            micro_batches: groups of requests that go through the stages in turn, so that all stages work; 0 for one a
+                stage.
 
         Raises:
             ConfigError: a split that cannot work, before anything is read. ModelError: files. MlxcelError: a node.
@@ -223,7 +226,9 @@ class Cluster(AsyncTwins):
             if self._loaded is not None:
                 raise losses.held(self._loaded.report, self.lost, self.n)
             check_collectives(collectives)
-            plan = loading.prepare(model, tp=tp, pp=pp, ep=ep, layers=layers, allow_code=allow_code)
+            plan = loading.prepare(
+                model, tp=tp, pp=pp, ep=ep, layers=layers, micro_batches=micro_batches, allow_code=allow_code
+            )
             self._loaded = loaded.load(
                 router, plan, self.nodes,
                 explain=partial(losses.explain, router=router, engines=self.nodes, exits=self._exits),

@@ -26,7 +26,7 @@ class LLM:
         expert_parallel_size: ranks with some experts each and the rest whole; in place of the other two.
         allow_code: let a model folder's own Python code run on the engines.
         collectives: as for `Cluster.load`; all but "own" are unencrypted.
-        vocab_parallel: tensor ranks share the embedding and the head too.
+        vocab_parallel, micro_batches: as for `Cluster.load`.
         cluster: use this running cluster instead of starting one; it is not stopped then.
         options: passed on to `Cluster`.
 
@@ -46,6 +46,7 @@ class LLM:
         allow_code: bool = False,
         collectives: str = OWN,
         vocab_parallel: bool = False,
+        micro_batches: int = 0,
         cluster: Cluster | None = None,
         **options: Any,
     ) -> None:
@@ -57,6 +58,7 @@ class LLM:
                 tp=tensor_parallel_size,
                 pp=pipeline_parallel_size,
                 ep=expert_parallel_size,
+                micro_batches=micro_batches,
                 allow_code=allow_code,
             )
         size = tensor_parallel_size * pipeline_parallel_size * expert_parallel_size
@@ -71,6 +73,7 @@ class LLM:
                 allow_code=allow_code,
                 collectives=collectives,
                 vocab_parallel=vocab_parallel,
+                micro_batches=micro_batches,
             )
         except BaseException:
             if self._owned:

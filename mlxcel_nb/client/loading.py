@@ -28,6 +28,7 @@ from mlxcel_nb.plan.capacity import LONGEST, Room, shared
 from mlxcel_nb.plan.experts import check_ep
 from mlxcel_nb.plan.shards import check_tp
 from mlxcel_nb.runtime.protocol import LoadOrder, Member, OpenOrder, field
+from mlxcel_nb.scheduling.pipeline import MOST, check_micro_batches, micro_batches
 from mlxcel_nb.util.cores import usable_cores
 
 STALL_S = 60.0
@@ -58,6 +59,9 @@ class Plan:
     context: int = 0
     """Most positions the model was made for, 0 where it does not say."""
 
+    micro_batches: int = 0
+    """As asked for; 0 chooses."""
+
 
 def prepare(
     model: str,
@@ -66,6 +70,7 @@ def prepare(
     pp: int = 1,
     ep: int = 1,
     layers: str | None = None,
+    micro_batches: int = 0,
     allow_code: bool = False,
     progress: Any = None,
 ) -> Plan:
@@ -80,11 +85,12 @@ def prepare(
     path = resolve(model, allow_code=allow_code, progress=progress)
     facts = model_info(path)
     layout = make_layout(facts.layers, tp=tp, pp=pp, ep=ep, layers=layers)
+    check_micro_batches(micro_batches, layout.pp)
     config = read_json(path / "config.json")
     check_tp(config, layout.tp)
     check_ep(config, layout.ep)
     check_tokenizer(path)
-    return Plan(model=model, path=path, layout=layout, context=facts.context)
+    return Plan(model=model, path=path, layout=layout, context=facts.context, micro_batches=micro_batches)
 
 
 def check_count(n: int) -> None:
@@ -128,6 +134,7 @@ def order(router: Router, plan: Plan, engines: Sequence[EngineInfo], **choices: 
         layout=plan.layout,
         members=members,
         paths=agree_paths(router, members, plan.layout),
+        micro_batches=plan.micro_batches,
         **choices,
     )
 
@@ -312,9 +319,17 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
         vocab_parallel=any(facts.get("vocab_parallel") is True for facts in loaded.values()),
         request_tokens=asked,
         requests=_at_once(layout, [room.sequences(asked) for room in known]) if len(known) == len(rooms) else None,
+        stages=layout.pp,
+        micro_batches=_micro_batches(order, loaded),
     )
 
 
 def _at_once(layout: Layout, each: Sequence[int]) -> int:
     """Requests for which there is room: every member keeps a part of each, expert-parallel ranks some of them whole."""
     return min(sum(each), LONGEST) if layout.ep > 1 else min(each)
+
+
+def _micro_batches(order: LoadOrder, loaded: Loaded) -> int:
+    """Groups that go through the stages in turn; one where layers run several times over."""
+    once = loaded[order.members[0].node_id].get("laps", 1) == 1
+    return micro_batches(order.layout.pp, MOST, order.micro_batches) if once else 1

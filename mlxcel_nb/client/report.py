@@ -6,6 +6,7 @@ import html
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from mlxcel_nb.scheduling.pipeline import bubble
 from mlxcel_nb.util.units import figure
 
 SHOWN = 60
@@ -174,6 +175,7 @@ class LoadReport:
         memory_tokens: the same whatever the model was made for; `plan.capacity.LONGEST` for no end.
         request_tokens, requests: so many requests of so many tokens would have room at once.
         vocab_parallel: tensor ranks share the embedding and the head.
+        stages, micro_batches: of the pipeline; so many groups of requests go through its stages in turn.
     """
 
     model: str
@@ -189,6 +191,13 @@ class LoadReport:
     vocab_parallel: bool = False
     request_tokens: int = 0
     requests: int | None = None
+    stages: int = 1
+    micro_batches: int = 1
+
+    @property
+    def bubble(self) -> float:
+        """The share of its time that a stage waits at least, by GPipe's account."""
+        return bubble(self.stages, self.micro_batches)
 
 
 @dataclass(frozen=True, kw_only=True)

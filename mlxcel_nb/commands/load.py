@@ -61,6 +61,7 @@ def plan_model(args: argparse.Namespace, console: Console) -> Plan:
             pp=args.pp,
             ep=args.ep,
             layers=args.layers,
+            micro_batches=args.micro_batches,
             allow_code=args.allow_code,
             progress=fetch_meter(progress),
         )
@@ -82,6 +83,7 @@ def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet:
             allow_code=args.allow_code,
             collectives=args.collectives,
             vocab_parallel=args.vocab_parallel,
+            micro_batches=args.micro_batches,
             on_progress=meter,
         )
         if not quiet:

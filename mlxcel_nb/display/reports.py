@@ -48,7 +48,11 @@ def status_view(status: ClusterStatus) -> View:
     title = f"Cluster {status.name}"
     if model:
         title += f": {model.model}, {model.layout}, {model.dtype}{_sums(model)}"
-    notes = _room(model) if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
+    notes = (
+        [*_room(model), *_pipeline(model)]
+        if model
+        else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
+    )
     notes += [f"The model no longer works: {why}" for why in _losses(status)]
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
     if status.differing:
@@ -136,7 +140,8 @@ def load_view(report: LoadReport) -> View:
         for part in report.parts
     ]
     title = f"{report.model} is ready after {report.load_s:.1f} s: {report.layout}, {report.dtype}{_sums(report)}"
-    return table(title, columns, rows, [*_room(report), *(f"Note: {warning}" for warning in report.warnings)])
+    notes = [*_room(report), *_pipeline(report), *(f"Note: {warning}" for warning in report.warnings)]
+    return table(title, columns, rows, notes)
 
 
 ROOM = ("KV a token", "room for tokens", "at once")
@@ -173,6 +178,15 @@ def _room(report: LoadReport) -> list[str]:
     if report.layout.startswith("ep"):
         return [f"Room for a request of {tokens} on every node, or for {several} on all together."]
     return [f"Room for a request of {tokens}, or {several}, by the node with least."]
+
+
+def _pipeline(report: LoadReport) -> list[str]:
+    """How stages are kept at work, and how long each waits all the same."""
+    if report.stages == 1:
+        return []
+    groups = f"{report.micro_batches} micro-batch{'' if report.micro_batches == 1 else 'es'}"
+    waits = f"a stage waits at least {report.bubble:.0%} of its time (GPipe's bubble, (S-1)/(S-1+M))"
+    return [f"{groups} in {report.stages} stages: {waits}."]
 
 
 def _sums(report: LoadReport) -> str:

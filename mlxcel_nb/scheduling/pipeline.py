@@ -2,6 +2,30 @@
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
+from mlxcel_nb.errors import ConfigError
+
+MOST = 64
+"""Groups at most: as many sequences run at once as `Limits.max_rows` says, and an empty group does nothing."""
+
+
+def check_micro_batches(asked: int, stages: int) -> None:
+    """Refuse a number of groups that cannot be, or is of no use; 0 leaves it to us.
+
+    Raises:
+        ConfigError: with what can be asked for.
+    """
+    if not isinstance(asked, SupportsIndex) or isinstance(asked, bool):
+        raise ConfigError(f"micro_batches={asked!r:.40} is not a whole number", advice="Write it like micro_batches=2.")
+    if not 0 <= asked <= MOST:
+        raise ConfigError(f"{asked} micro-batches", advice=f"Ask for 1 to {MOST}; without a number it is one a stage.")
+    if asked > 1 and stages == 1:
+        raise ConfigError(
+            f"{asked} micro-batches for a model in one stage, which is always at work",
+            advice="They keep pipeline stages at work: split the model with --pp, or leave them out.",
+        )
+
 
 def micro_batches(stages: int, rows: int, asked: int = 0) -> int:
     """M, the groups that decode in turn: as asked for, or one a stage; never more than `rows` sequences may run.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.scheduling.limits import Limits
-from mlxcel_nb.scheduling.pipeline import bubble, micro_batches
+from mlxcel_nb.scheduling.pipeline import MOST, bubble, check_micro_batches, micro_batches
 from tests.scheduling.ranks import plain
 
 
@@ -34,3 +37,24 @@ def test_the_bubble_is_what_a_drawing_of_the_schedule_shows(stages: int, groups:
     busy = {(stage, stage + group) for stage in range(stages) for group in range(groups)}
     squares = stages * (1 + max(time for _, time in busy))
     assert bubble(stages, groups) == pytest.approx(1 - len(busy) / squares)
+
+
+@pytest.mark.parametrize(
+    ("asked", "stages", "why"),
+    [
+        (2, 1, "2 micro-batches for a model in one stage"),
+        (-1, 2, "Ask for 1 to 64"),
+        (MOST + 1, 2, "65 micro-batches"),
+        ("2", 2, "is not a whole number"),
+        (True, 2, "is not a whole number"),
+        (1.5, 2, "is not a whole number"),
+    ],
+)
+def test_numbers_of_groups_that_cannot_be_are_refused_with_what_can(asked: Any, stages: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_micro_batches(asked, stages)
+
+
+def test_what_can_be_is_not_refused() -> None:
+    for asked, stages in ((0, 1), (0, 4), (1, 1), (1, 2), (2, 3), (MOST, 2)):
+        check_micro_batches(asked, stages)
