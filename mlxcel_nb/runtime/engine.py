@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mlxcel_nb import errors
-from mlxcel_nb.errors import Cancelled, MlxcelError, PeerLost, RequestError, StepTimeout, WireError
+from mlxcel_nb.errors import Busy, Cancelled, MlxcelError, PeerLost, RequestError, StepTimeout, WireError
 from mlxcel_nb.models.batching_blocks import reusable
 from mlxcel_nb.models.constraints import check as check_constraint
 from mlxcel_nb.models.ending import Ending
@@ -23,11 +23,13 @@ from mlxcel_nb.models.sampling import Sampled
 from mlxcel_nb.models.text import Detokenizer, StopStrings
 from mlxcel_nb.plan.capacity import Room
 from mlxcel_nb.runtime.answers import Answer, Clock
+from mlxcel_nb.runtime.engine_facts import Ledger
 from mlxcel_nb.runtime.execution import Execution
 from mlxcel_nb.runtime.instance import Instance
 from mlxcel_nb.runtime.outcomes import Outcome, doing, heard
 from mlxcel_nb.runtime.protocol import GenerateOrder, OpenOrder
 from mlxcel_nb.runtime.recording import check_room
+from mlxcel_nb.runtime.spans import Kind
 from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.scheduler import Scheduler
 from mlxcel_nb.scheduling.sequence import Request, Sequence
@@ -84,7 +86,11 @@ def limits_of(instance: Instance, members: tuple[Room | None, ...], context: int
 
 
 class Engine:
-    """Runs requests on a loaded instance, as many at once as there is room for."""
+    """Runs requests on a loaded instance, as many at once as there is room for.
+
+    Attributes:
+        ledger: what it has to do and has done; its facts are for any thread.
+    """
 
     def __init__(self, worker: Worker, instance: Instance, order: OpenOrder) -> None:
         self._worker = worker
@@ -97,6 +103,8 @@ class Engine:
         self._epoch = 0
         self._execution: Execution | None = None
         self._result = 0.0
+        self._spans = instance.fabric.spans
+        self.ledger = Ledger(self._scheduler, self._spans)
 
     @property
     def busy(self) -> bool:
@@ -124,12 +132,16 @@ class Engine:
             if params.max_tokens == 0:
                 self._end(active, "length")
                 return
-            active.sequence = self._scheduler.add(self._request(active), time.monotonic())
+            now, idle = time.monotonic(), not self.busy
+            active.sequence = self._scheduler.add(self._request(active), now)
+            self.ledger.taken(now, idle=idle)
             self._active[active.sequence.number] = active
         except Cancelled:
             self._end(active, "cancelled")
         except Exception as caught:  # noqa: BLE001  # whatever it was, it is the end of this answer
-            if not isinstance(caught, MlxcelError):
+            if isinstance(caught, Busy):
+                self.ledger.counts.refused += 1
+            elif not isinstance(caught, MlxcelError):
                 log.info("request %s failed: %s", order.id, trail(caught))
             self._end(active, "error", errors.wrap(caught, self._worker.node_id))
 
@@ -138,6 +150,7 @@ class Engine:
         for active in list(self._active.values()):
             if active.command.order.id == request:
                 self._give_up(active, "cancelled")
+        self.ledger.publish()
 
     def fail(self, error: MlxcelError) -> None:
         """No request can go on: a member is gone."""
@@ -145,6 +158,7 @@ class Engine:
             self._give_up(active, "cancelled" if active.command.cancelled else "error", error)
         self._scheduler.reset()
         self._forget_epoch(error)
+        self.ledger.publish()
 
     def _request(self, active: Active) -> Request:
         order = active.command.order
@@ -206,6 +220,7 @@ class Engine:
             self._failed(error)
         if not self.busy:
             self._worker.leave()
+        self.ledger.publish(now if self.busy else None)
 
     def _begin(self, plan: StepPlan) -> None:
         """Tell everybody, and run our part."""
@@ -219,6 +234,7 @@ class Engine:
         worker.enter(self._epoch, alone=self._alone())
         worker.activity = doing(plan)
         self._flights.append(flight := Flight(plan, {}, began))
+        telling = time.monotonic()
         try:
             for member, link in fabric.followers.items():
                 told = plan.to_dict(with_tokens=layout.stage_of(member) == 0)
@@ -227,12 +243,14 @@ class Engine:
             fabric.begin_step(self._epoch, plan.step)
             instance.collectives.decline(error)
             raise
+        if fabric.followers:
+            self._spans.add(Kind.SEND_PLAN, telling, time.monotonic(), self._epoch, plan.step)
         if recording:
             self._execution.note(worker.record(recording))
         outcome = self._execution.run(plan)
         if self._execution.recording is None:
             worker.finish_recording()
-        worker.progress += 1
+        worker.moved()
         flight.outcome.update(outcome)
 
     def _finish(self, flight: Flight) -> None:
@@ -242,14 +260,17 @@ class Engine:
         for work in plan.work:
             sampler = instance.layout.sampler_at(work.home)
             if sampler != 0:
+                began = time.monotonic()
                 outcome |= heard(instance.fabric.recv_tokens(sampler, self._epoch, plan.step))
+                self._spans.add(Kind.WAIT_TOKENS, began, time.monotonic(), self._epoch, plan.step, len(work.rows))
         due = {row for work in plan.work if work.sample for row in work.rows}
         if outcome.keys() != due:
             raise WireError(f"step {plan.step} was to sample for {sorted(due)}, and did for {sorted(outcome)}")
         self._flights.popleft()
-        self._worker.progress += 1
+        self._worker.moved()
         now = time.monotonic()
         seconds, self._result = now - max(flight.began, self._result), now
+        self.ledger.done(plan, len(due & self._active.keys()), now, self._epoch)
         for row, each in outcome.items():
             if isinstance(each, MlxcelError) and row in self._active:
                 self._give_up(self._active[row], "error", each)
@@ -288,11 +309,12 @@ class Engine:
             for row in work.rows:
                 if (active := self._active.get(row)) is None:
                     continue
+                assert active.sequence is not None
                 order = active.command.order
                 if active.clock.started is None:
                     active.clock.started = now
+                    self.ledger.started(active.sequence, active.clock.received, now, self._epoch, plan.step)
                     recording = order.id if order.forced is not None else ""
-                assert active.sequence is not None
                 if work.prefill and (done := active.sequence.cached - work.count):
                     news = {"type": "prefill", "id": order.id, "done": done, "total": len(active.prompt)}
                     self._worker.outbox.stream(news)
@@ -329,6 +351,7 @@ class Engine:
         error = errors.wrap(caught, self._worker.node_id)
         if not isinstance(caught, MlxcelError):
             log.info("epoch %d failed: %s", self._epoch, trail(caught))
+        self.ledger.counts.failed_steps += 1
         if isinstance(error, PeerLost):
             self._worker.fail(self._instance.order.instance, error)
         within = [row for flight in self._flights for work in flight.plan.work for row in work.rows]

@@ -71,9 +71,20 @@ class Execution:
 
     def run(self, plan: StepPlan) -> Outcome:
         """Do what `plan` says; what was sampled, where this member samples."""
+        work = next((each for each in plan.work if each.home == self._home), None)
+        spans = self._fabric.spans
+        if work is None:
+            spans.begin(self.epoch, plan.step)
+        else:
+            rows, prefill = len(work.rows), work.prefill
+            spans.begin(self.epoch, plan.step, rows=rows, tokens=rows * work.count, prefill=prefill)
+        outcome = self._run(plan, work)
+        spans.finish()
+        return outcome
+
+    def _run(self, plan: StepPlan, work: Work | None) -> Outcome:
         self._fabric.begin_step(self.epoch, plan.step)
         self._keep_house(plan)
-        work = next((each for each in plan.work if each.home == self._home), None)
         outcome, passed = {}, 0
         if work is not None:
             rows = self._single(work) if work.prefill else self._grouped(work)

@@ -17,6 +17,7 @@ from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.errors import WireError
 from mlxcel_nb.net.collectives.group import Group, Tag, recv_from, send_to
 from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
+from mlxcel_nb.runtime.spans import Kind, Spans
 
 _WIRE_NAMES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
 _CARRIED = {**_WIRE_NAMES, mx.int32: "int32", mx.uint32: "uint32", mx.bool_: "bool"}
@@ -33,19 +34,25 @@ def as_buffer(x: mx.array) -> np.ndarray:
     return buffer if buffer.flags.c_contiguous else as_buffer(mx.contiguous(x))
 
 
-def sum_over(group: Group, tag: Tag, x: mx.array, *, deadline: float | None = None) -> mx.array:
+def sum_over(
+    group: Group, tag: Tag, x: mx.array, *, deadline: float | None = None, spans: Spans | None = None
+) -> mx.array:
     """The sum of every rank's `x`, which is given up: the sum takes its place in memory.
 
     Args:
         x: the result of an operation, held by nobody else; float32, float16 or bfloat16.
+        spans: told how long the exchange took.
     """
     dtype = _WIRE_NAMES[x.dtype]
     bits = x.view(mx.uint16) if dtype == "bfloat16" else x
     mx.eval(bits)
     buffer = np.asarray(bits)
     if not buffer.flags.c_contiguous:
-        return sum_over(group, tag, mx.contiguous(x), deadline=deadline)
+        return sum_over(group, tag, mx.contiguous(x), deadline=deadline, spans=spans)
+    began = time.monotonic()
     group.all_reduce(tag, buffer, dtype=dtype, out=buffer, deadline=deadline)
+    if spans is not None:
+        spans.note(Kind.TRANSFER, began)
     return x
 
 
@@ -62,17 +69,27 @@ class Fabric:
     Args:
         links: member index -> hot link, for every edge this member is an end of.
         step_s: how long any single wait may last.
+        spans: told how long each exchange of a step took.
 
     Attributes:
         ranks: rank -> hot link, of the other ranks of this stage.
         exchanges: collectives that this rank took part in since the model was loaded.
     """
 
-    def __init__(self, layout: Layout, me: int, links: dict[int, HotLink], interrupt: Interrupt, step_s: float) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        me: int,
+        links: dict[int, HotLink],
+        interrupt: Interrupt,
+        step_s: float,
+        spans: Spans | None = None,
+    ) -> None:
         stage, rank = layout.stage_of(me), layout.rank_of(me)
         self.rank = rank
         self.links = links
         self.step_s = step_s
+        self.spans = spans or Spans()
         self._interrupt = interrupt
         self._epoch, self._step, self._seq = 0, 0, 0
         self.exchanges = 0
@@ -105,13 +122,16 @@ class Fabric:
         """Sum of `x`, which is given up, over the tensor ranks of this stage: the same bits on every rank."""
         if self._group is None:
             return x
-        return sum_over(self._group, self._collective(), x, deadline=self._deadline())
+        return sum_over(self._group, self._collective(), x, deadline=self._deadline(), spans=self.spans)
 
     def all_to_all(self, buffers: Sequence[bytes]) -> Sequence[memoryview | bytes]:
         """What each rank of this stage has for this one, which has `buffers` for them; valid until the next call."""
         if self._group is None:
             return buffers
-        return self._group.all_to_all(self._collective(), buffers, deadline=self._deadline())
+        began = time.monotonic()
+        given = self._group.all_to_all(self._collective(), buffers, deadline=self._deadline())
+        self.spans.note(Kind.TRANSFER, began)
+        return given
 
     def gather_columns(self, x: mx.array, widths: Sequence[int]) -> mx.array:
         """Rank 0 gets every tensor rank's columns side by side; the others send theirs, and get nothing but the shape.
@@ -127,14 +147,19 @@ class Fabric:
         tag, shape = self._collective(), x.shape[:-1]
         if self.rank:
             buffer = memoryview(as_buffer(x)).cast("B")
+            began = time.monotonic()
             send_to(
                 self.ranks[0], tag, _CARRIED[x.dtype], x.shape, buffer,
                 deadline=self._deadline(), interrupt=self._interrupt,
             )  # fmt: skip
+            self.spans.note(Kind.TRANSFER, began)
             return mx.zeros((*shape, sum(widths)), x.dtype)
+        mx.eval(x)  # while the others compute theirs
         columns = [x]
         for rank, link in sorted(self.ranks.items()):
+            began = time.monotonic()
             dtype, told, data = recv_from(link, tag, deadline=self._deadline(), interrupt=self._interrupt)
+            self.spans.note(Kind.TRANSFER, began)
             if (_MLX_TYPES.get(dtype), tuple(told)) != (x.dtype, (*shape, widths[rank])):
                 raise WireError(f"{dtype} of shape {list(told)} where logits were due", node=link.node)
             columns.append(from_buffer(data, x.dtype, tuple(told)))
@@ -148,8 +173,11 @@ class Fabric:
         """
         if self._group is None:
             return [data]
-        deadline = self._deadline() if patience_s is None else time.monotonic() + patience_s
-        return [bytes(each) for each in self._group.all_gather(self._collective(), data, deadline=deadline)]
+        began = time.monotonic()
+        deadline = began + (self.step_s if patience_s is None else patience_s)
+        gathered = [bytes(each) for each in self._group.all_gather(self._collective(), data, deadline=deadline)]
+        self.spans.note(Kind.TRANSFER, began)
+        return gathered
 
     def tell_ranks(self, words: Mapping[int, bytes], interrupt: Interrupt) -> Tag:
         """Send each other rank of this stage its word; the tag is for `hear_ranks`. Only `interrupt` breaks it off."""
@@ -173,19 +201,23 @@ class Fabric:
         assert self._next is not None
         for which, x in enumerate(arrays):
             buffer = memoryview(as_buffer(x)).cast("B") if x.size else memoryview(b"")
+            began = time.monotonic()
             send_to(
                 self._next, self._handover(which), _CARRIED[x.dtype], x.shape, buffer,
                 deadline=self._deadline(), interrupt=self._interrupt,
             )  # fmt: skip
+            self.spans.note(Kind.SEND_HIDDEN, began)
 
     def recv_hidden(self, names: Sequence[str]) -> dict[str, mx.array]:
         """What the previous stage hands over, by the `names` it goes by here."""
         assert self._previous is not None
         received = {}
         for which, name in enumerate(names):
+            began = time.monotonic()
             dtype, shape, data = recv_from(
                 self._previous, self._handover(which), deadline=self._deadline(), interrupt=self._interrupt
             )
+            self.spans.note(Kind.WAIT_HIDDEN, began)
             if dtype not in _MLX_TYPES:
                 raise WireError(f"{name} of type {dtype} where activations were due")
             received[name] = from_buffer(data, _MLX_TYPES[dtype], tuple(shape))

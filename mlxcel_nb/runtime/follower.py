@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb import errors
@@ -10,6 +11,7 @@ from mlxcel_nb.runtime.execution import Execution
 from mlxcel_nb.runtime.instance import Instance
 from mlxcel_nb.runtime.outcomes import doing, told
 from mlxcel_nb.runtime.protocol import field
+from mlxcel_nb.runtime.spans import Kind
 from mlxcel_nb.scheduling.step_plan import StepPlan
 from mlxcel_nb.util.log import get_logger, trail
 
@@ -28,16 +30,21 @@ class Follower:
         self._execution: Execution | None = None
         self._left = 0  # the last epoch that is over for this member
 
-    def obey(self, message: dict[str, Any]) -> None:
+    def obey(self, message: dict[str, Any], waited_since: float) -> None:
         """Do what one frame of the leader's asks for.
+
+        Args:
+            waited_since: when the wait for it began.
 
         Raises:
             WireError: it is no such frame.
         """
         kind = message.get("type")
         if kind == "step":
-            plan = StepPlan.from_dict(field(message, "plan", dict))
-            self._step(field(message, "epoch", int), plan, field(message, "record", str))
+            came = time.monotonic()
+            plan, epoch = StepPlan.from_dict(field(message, "plan", dict)), field(message, "epoch", int)
+            self._instance.fabric.spans.add(Kind.WAIT_PLAN, waited_since, came, epoch, plan.step)
+            self._step(epoch, plan, field(message, "record", str))
         elif kind == "abort":
             self._leave(field(message, "epoch", int))
         else:
@@ -66,10 +73,12 @@ class Follower:
         try:
             outcome = execution.run(plan)
             if execution.answers(plan):
+                began = time.monotonic()
                 fabric.tell_leader(told(epoch, plan.step, outcome))
+                fabric.spans.add(Kind.SEND_TOKENS, began, time.monotonic(), epoch, plan.step, len(outcome))
             if execution.recording is None:
                 worker.finish_recording()
-            worker.progress += 1
+            worker.moved()
         except Exception as error:  # noqa: BLE001  # whatever it was, it is the answer
             self._leave(epoch)
             wrapped = errors.wrap(error, worker.node_id)

@@ -69,14 +69,14 @@ def load(worker: Worker, order: LoadOrder, me: int, links: dict[int, HotLink]) -
     """The instance of member `me`; progress goes to the router ten times a second at most."""
     layout = order.layout
     speed_up(links, worker.interrupt)
-    fabric = Fabric(layout, me, links, worker.interrupt, order.step_s)
+    fabric = Fabric(layout, me, links, worker.interrupt, order.step_s, worker.spans)
     sums = collectives.choose(order, me, fabric, worker.inside)
     last_told = 0.0
 
     def progress(done: LoadProgress) -> None:
         nonlocal last_told
         worker.activity = f"loading {done.what}"
-        worker.progress += 1
+        worker.moved()
         now = time.monotonic()
         if now - last_told >= PROGRESS_EVERY_S or done.done_bytes >= done.total_bytes:
             last_told = now

@@ -21,6 +21,7 @@ from mlxcel_nb import errors
 from mlxcel_nb.errors import MlxcelError, StepTimeout
 from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, OpenOrder, failed_end
+from mlxcel_nb.runtime.spans import Spans
 from mlxcel_nb.runtime.stuck import GRACE_S, Inside
 from mlxcel_nb.util.log import get_logger, trail
 
@@ -112,6 +113,10 @@ class Worker:
 
     Args:
         threads: cores this node may use for MLX.
+
+    Attributes:
+        progress: grows with each step and each layer of a prompt, and while a part is loaded.
+        moved_s: when it last did, or work began, by the monotonic clock.
     """
 
     def __init__(self, node_id: str, outbox: Outbox, *, threads: int) -> None:
@@ -120,6 +125,8 @@ class Worker:
         self.threads = threads
         self.activity = "idle"
         self.progress = 0
+        self.moved_s = time.monotonic()
+        self.spans = Spans()
         self.instance: Instance | None = None
         self.engine: Engine | None = None
         self.follower: Follower | None = None
@@ -207,6 +214,12 @@ class Worker:
     def check(self) -> None:
         """Raise what `abort` or `fail` brought in; called wherever the thread is about to do much."""
         self.interrupt.check()
+        self.moved()
+
+    def moved(self) -> None:
+        """Something is done."""
+        self.progress += 1
+        self.moved_s = time.monotonic()
 
     def enter(self, epoch: int, *, alone: str = "") -> None:
         """Begin a step of `epoch`; one that was aborted before it began is broken off at its first look.
@@ -216,6 +229,7 @@ class Worker:
         """
         with self._state:
             self._epoch, self._alone = epoch, alone
+            self.moved_s = time.monotonic()
             self.interrupt.clear()
             if self._aborted is not None and 0 < epoch <= self._aborted[0]:
                 self.interrupt.set(self._aborted[1])
@@ -390,10 +404,11 @@ class Worker:
         """Wait for the leader's next frame and do what it says."""
         link = instance.fabric.leader
         assert link is not None  # followers have one
+        began = time.monotonic()
         message = link.recv_control(
-            deadline=time.monotonic() + IDLE_WAIT_S, interrupt=self.interrupt, what="the leader's next step"
+            deadline=began + IDLE_WAIT_S, interrupt=self.interrupt, what="the leader's next step"
         )
         with self._state:
             self._waiting = False
         assert self.follower is not None
-        self.follower.obey(message)
+        self.follower.obey(message, began)
