@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from mlxcel_nb.errors import ModelError, RequestError
+from mlxcel_nb.models.constraints import Constraints
 from mlxcel_nb.models.gguf_tokenizer import tokenizer_files
+from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.tokenizer import load_tokenizer
 from tests.models.gguf_files import metadata_file, sentencepieces, write_gguf
 from tests.tiny import make_tiny
@@ -77,6 +79,8 @@ def test_a_folder_without_tokenizer_json_goes_through_transformers(tmp_path: Pat
     assert tokenizer.decode(tokenizer.encode("abc cab")) == "abc cab"
     assert tokenizer.decode([10**6]) == ""
     assert 1 in tokenizer.eos_ids
+    mask = Constraints(lambda: tokenizer).begin(SamplingParams(regex="ab c")).mask(tokenizer.vocab_size)
+    assert [token for token, may in enumerate(mask) if may] == tokenizer.encode("ab c")[:1]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"version": "1.0"}'], ids=["empty", "not JSON", "no model"])
