@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from mlxcel_nb.models import batching_table
 from mlxcel_nb.models.caches import every
@@ -103,11 +104,15 @@ def _like(cache: Any, new: Iterator[Any]) -> Any:
 
 
 def arrays_of(caches: Any) -> list[mx.array]:
-    """All that is large in caches of these kinds."""
+    """All that is large in caches, of these kinds and of others."""
     found: list[mx.array] = []
     for cache in every(caches):
-        held = cache.cache if hasattr(cache, "cache") else (cache.keys, cache.values)
-        found += [x for x in held if x is not None]
+        if kind_of(cache) is None:
+            parts: Any = tree_flatten(vars(cache))
+            found += [part for _, part in parts if isinstance(part, mx.array)]
+        else:
+            held = cache.cache if hasattr(cache, "cache") else (cache.keys, cache.values)
+            found += [x for x in held if x is not None]
     return found
 
 

@@ -167,6 +167,18 @@ def test_row_by_row_there_is_a_handover_for_each(tmp_path: Path) -> None:
     assert [passes(second, rows) for rows in (0, 1, 3)] == [0, 1, 1]
 
 
+def test_what_caches_of_any_kind_take_is_known(tmp_path: Path) -> None:
+    from mlx_lm.models.cache import QuantizedKVCache
+
+    (part,) = loaded("deepseek_v41", tmp_path)
+    group = Group(part)
+    group.join([(0, prefilled([part], 0)[0])])
+    assert group.nbytes > 0
+    quantised = QuantizedKVCache(group_size=32)
+    quantised.update_and_fetch(mx.zeros((1, 1, 3, 32)), mx.zeros((1, 1, 3, 32)))
+    assert sum(x.nbytes for x in arrays_of([quantised])) == quantised.nbytes
+
+
 def test_several_tokens_of_every_row_at_once(tmp_path: Path) -> None:
     """All logits of a step of three tokens a row are those of three steps, with windows that wrap around in it."""
     for name in ("qwen3", "gemma3_text", "falcon_h1"):
