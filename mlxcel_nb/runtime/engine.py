@@ -316,7 +316,9 @@ class Engine:
                     self.ledger.started(active.sequence, active.clock.received, now, self._epoch, plan.step)
                     recording = order.id if order.forced is not None else ""
                 if work.prefill and (done := active.sequence.cached - work.count):
-                    news = {"type": "prefill", "id": order.id, "done": done, "total": len(active.prompt)}
+                    # One that is read again has made tokens, which are read with its prompt.
+                    total = len(active.sequence.tokens)
+                    news = {"type": "prefill", "id": order.id, "done": done, "total": total}
                     self._worker.outbox.stream(news)
         return recording
 

@@ -6,6 +6,7 @@ fits; which sequence comes or goes is the scheduler's.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -46,6 +47,7 @@ class Home:
         self._new_block = new_block
         self._tree = PrefixTree()
         self._turn = -1
+        self._places = itertools.count()
         self._restoring = ExitStack()
 
     @property
@@ -78,8 +80,21 @@ class Home:
             rows = self.decoding(group)
             if rows and not any(s.in_flight for s in self.running if s.group == group and s.state is State.DECODE):
                 self._turn = group
-                return rows
+                return self._in_batch(group, rows)
         return []
+
+    def _in_batch(self, group: int, rows: list[Sequence]) -> list[Sequence]:
+        """`rows` as the batch of a group has them on all members: who is in it keeps its place, who joins comes last.
+
+        One whose prompt took long to read joins after others that came later.
+        """
+        for each in self.running:
+            if each.batch == group and each not in rows:
+                each.batch = -1
+        for each in rows:
+            if each.batch != group:
+                each.batch, each.place = group, next(self._places)
+        return sorted(rows, key=lambda each: each.place)
 
     def _even_out(self, group: int) -> None:
         """Hand the latest row on to the smallest group, where that is smaller by two or more and it fits."""

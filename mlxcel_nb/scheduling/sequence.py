@@ -67,6 +67,8 @@ class Sequence:
         cached: tokens whose keys and values are in the caches once all steps in flight are done.
         in_flight: steps on their way that it takes part in.
         group: the batch it decodes in, or is going to.
+        batch: the one that the members have it in; -1 while they have it by itself.
+        place: in that batch: they are in the order of their places.
         reused: tokens that were not computed, because others had been kept that begin alike.
         preemptions: how often it was put back for lack of room.
         failures: how many steps failed with it since it last made a token.
@@ -85,6 +87,8 @@ class Sequence:
     in_flight: int = 0
     home: int = 0
     group: int = 0
+    batch: int = -1
+    place: int = 0
     reused: int = 0
     preemptions: int = 0
     failures: int = 0
@@ -124,3 +128,4 @@ class Sequence:
     def begin(self) -> None:
         """Its caches are empty: it has just arrived, or all that there was is gone."""
         self.state, self.leaving, self.cached, self.in_flight = State.WAITING, None, 0, 0
+        self.batch = -1

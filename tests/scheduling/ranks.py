@@ -98,8 +98,11 @@ class Rank:
             (number,) = work.rows
             assert not any(number in rows for rows in self.batches.values()), "a prompt is read on caches of its own"
         else:
+            batch = list(self.batches.get(work.group, ()))
             for rows in self.batches.values():
                 rows[:] = [each for each in rows if each not in work.rows]
+            staying = [each for each in batch if each in work.rows]
+            assert list(work.rows[: len(staying)]) == staying, "who is in a batch keeps its place, who joins comes last"
             self.batches[work.group] = list(work.rows)
         for index, number in enumerate(work.rows):
             self.caches[number] += work.tokens[index * work.count : (index + 1) * work.count]
