@@ -83,7 +83,10 @@ def _likelihoods(message: dict[str, Any], count: int) -> tuple[Likelihood, ...]:
     """One for each token, or none at all."""
     told = _optional(message, "logprobs", list) or []
     try:
-        likely = tuple(Likelihood(_real(x), tuple((_id(i), _real(y)) for i, y in top)) for x, top in told)
+        likely = tuple(
+            Likelihood(_real(x), tuple((_id(i), _real(y)) for i, y in zip(ids, others, strict=True)))
+            for x, ids, others in told
+        )
     except (TypeError, ValueError):
         raise WireError("log-probabilities that cannot be read") from None
     if len(likely) not in (0, count):

@@ -64,7 +64,7 @@ class Answer:
         held, self._held = self._held, []
         told: dict[str, Any] = {"tokens": [each.token for each in held]}
         if self.logprobs:
-            told["logprobs"] = [[each.logprob, [list(pair) for pair in each.top]] for each in held]
+            told["logprobs"] = [[x.logprob, [i for i, _ in x.top], [each for _, each in x.top]] for x in held]
         return told
 
     def _send(self, message: dict[str, Any]) -> None:

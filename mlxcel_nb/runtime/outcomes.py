@@ -21,7 +21,10 @@ def doing(plan: StepPlan) -> str:
 
 def told(epoch: int, step: int, outcome: Outcome) -> dict[str, Any]:
     """What the leader is told of a step."""
-    tokens = [[row, x.token, x.logprob, list(x.top)] for row, x in outcome.items() if isinstance(x, Sampled)]
+    tokens = [
+        [row, x.token, x.logprob, [i for i, _ in x.top], [each for _, each in x.top]]
+        for row, x in outcome.items() if isinstance(x, Sampled)
+    ]  # fmt: skip
     failed = [[row, x.to_dict()] for row, x in outcome.items() if isinstance(x, MlxcelError)]
     return {"type": "tokens", "epoch": epoch, "step": step, "tokens": tokens, "failed": failed}
 
@@ -34,8 +37,9 @@ def heard(message: dict[str, Any]) -> Outcome:
     """
     outcome: Outcome = {}
     try:
-        for row, token, logprob, top in field(message, "tokens", list):
-            outcome[int(row)] = Sampled(int(token), float(logprob), tuple((int(a), float(b)) for a, b in top))
+        for row, token, logprob, ids, likely in field(message, "tokens", list):
+            top = tuple((int(i), float(x)) for i, x in zip(ids, likely, strict=True))
+            outcome[int(row)] = Sampled(int(token), float(logprob), top)
         for row, error in field(message, "failed", list):
             outcome[int(row)] = errors.from_dict(error)
     except (TypeError, ValueError, AttributeError):

@@ -60,8 +60,8 @@ def test_deltas_add_up_to_the_completion() -> None:
 
 def test_likelihoods_come_with_their_tokens() -> None:
     wire = Wire()
-    wire.say("delta", 0, "Hi", (1, 2), logprobs=[[-0.5, [[1, -0.5], [7, -2.0]]], [-1.0, []]])
-    wire.say("end", 1, "!", (4,), finish_reason="stop", logprobs=[[-3.0, []]])
+    wire.say("delta", 0, "Hi", (1, 2), logprobs=[[-0.5, [1, 7], [-0.5, -2.0]], [-1.0, [], []]])
+    wire.say("end", 1, "!", (4,), finish_reason="stop", logprobs=[[-3.0, [], []]])
     (first, last), done = list(wire.stream), wire.stream.completion
     assert first.logprobs == (Likelihood(-0.5, ((1, -0.5), (7, -2.0))), Likelihood(-1.0))
     assert done is not None and done.logprobs == first.logprobs + last.logprobs
@@ -196,10 +196,11 @@ GOOD_END = {"type": "end", "seq": 0, "text": "", "tokens": [], "finish_reason": 
         {"type": "delta", "seq": 0, "text": "a", "tokens": [-1]},
         {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": 4},
         {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[-0.5]]},
-        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[1, []]]},
-        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[float("nan"), []]]},
-        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[-0.5, [[-1, -0.5]]]]},
-        {"type": "delta", "seq": 0, "text": "a", "tokens": [1, 2], "logprobs": [[-0.5, []]]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[1, [], []]]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[float("nan"), [], []]]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[-0.5, [-1], [-0.5]]]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1, 2], "logprobs": [[-0.5, [], []]]},
+        {"type": "delta", "seq": 0, "text": "a", "tokens": [1], "logprobs": [[-0.5, [1, 2], [-0.5]]]},
         {"type": "prefill"},
         {"type": "prefill", "done": 5, "total": 4},
         {"type": "prefill", "done": True, "total": 4},
