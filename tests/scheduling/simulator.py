@@ -53,7 +53,6 @@ class Simulation:
         self._flying: deque[Flying] = deque()
         self._has_caches: set[int] = set()
         self._must_go: set[int] = set()
-        self._alone: set[int] = set()
         self._start_ranks()
 
     def _start_ranks(self) -> None:
@@ -216,6 +215,10 @@ class Simulation:
         self._must_go.clear()
         assert set(plan.drop) <= self._has_caches and len(set(plan.drop)) == len(plan.drop), "dropped twice"
         self._has_caches -= set(plan.drop)
+        for back in (self.sequences[number] for number in plan.drop if not self.sequences[number].over):
+            staying = [s for s in map(self.sequences.get, self._has_caches) if s.home == back.home and not s.leaving]
+            assert staying and all(each.number < back.number for each in staying), "who came last makes room"
+            assert not plan.open, "and nobody takes it at once"
         for each in plan.open:
             sequence = self.sequences[each.sequence]
             assert each.sequence not in self._has_caches and not sequence.over
@@ -223,7 +226,9 @@ class Simulation:
             assert each.context == tuple(sequence.tokens[len(sequence.tokens) - len(each.context) :])
             assert len(each.context) >= each.position
             self._has_caches.add(each.sequence)
-        assert {n for work in plan.work for n in work.rows} <= self._has_caches
+        at_work = {number for work in plan.work for number in work.rows}
+        assert at_work <= self._has_caches
+        assert not any(self.sequences[number].leaving for number in at_work), "who leaves is given no more work"
         assert len(self._has_caches) <= self.limits.max_rows
         if any(self.sequences[number].request.exclusive for number in self._has_caches):
             assert len(self._has_caches) == 1, "who asked to be alone is alone"

@@ -77,6 +77,18 @@ def test_memory_is_never_over_committed_and_used_to_the_end(seed: int) -> None:
     assert simulation.scheduler.preemptions
 
 
+def test_whoever_makes_room_came_last_also_while_steps_are_under_way() -> None:
+    """Three stages with little room, prompts in many chunks: whoever has to go waits for its results, others for it."""
+    limits = Limits(rooms=((plain(150), plain(140), plain(150)),), stages=3, chunk=7, in_flight=4)
+    put_back = 0
+    for seed in range(8):
+        simulation = Simulation(limits, seed)
+        simulation.run(requests(25, seed=seed, prompts=(20, 90), answers=(20, 40), owners=5), every=0)
+        assert simulation.most_flying == 4
+        put_back += simulation.scheduler.preemptions
+    assert put_back > 10
+
+
 def test_one_put_back_for_space_resumes_and_its_text_is_equal() -> None:
     """Case 40: memory for two requests, five come: two run, the others wait, all finish."""
     asked = [Request(prompt=tuple(range(1 + n, 31 + n)), max_tokens=60) for n in range(5)]
