@@ -23,11 +23,14 @@ def begin(
     explain: Callable[[MlxcelError], MlxcelError],
     ended: Callable[[Completion], None],
     stall_s: float,
+    over: Callable[[], None] = lambda: None,
+    replica: int | None = None,
 ) -> Stream:
     """Send `order` to the node `leader`.
 
     Args:
-        explain, ended, stall_s: as `Stream` takes them.
+        explain, ended, stall_s, replica: as `Stream` takes them.
+        over: called once, from any thread, when the leader has said the last word, whether anybody reads it or not.
 
     Raises:
         RequestError: too large to be sent. MlxcelError: the leader is lost.
@@ -37,7 +40,11 @@ def begin(
         with contextlib.suppress(PeerLost):
             router.send(leader, {"type": "cancel", "id": order.id})
 
-    inbox = Inbox(leader, lambda: router.close_inbox(order.id))
+    def release() -> None:
+        router.close_inbox(order.id)
+        over()
+
+    inbox = Inbox(leader, release)
     stream = Stream(
         inbox,
         cancel=cancel,
@@ -45,6 +52,7 @@ def begin(
         explain=explain,
         ended=ended,
         stall_s=stall_s,
+        replica=replica,
     )
     router.open_inbox(order.id, inbox.put)
     try:

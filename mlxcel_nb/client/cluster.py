@@ -194,6 +194,7 @@ class Cluster(AsyncTwins):
         pp: int = 1,
         ep: int = 1,
         layers: str | None = None,
+        dp: int = 1,
         dtype: str = "auto",
         allow_code: bool = False,
         collectives: str = OWN,
@@ -201,7 +202,7 @@ class Cluster(AsyncTwins):
         micro_batches: int = 0,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> LoadReport:
-        """Split `model` over the first `tp * pp` engines, or the first `ep`, and make one token with it.
+        """Split `model` over the first `tp * pp` engines, or the first `ep`, times `dp`, and make one token with it.
 
         Args:
             model: an alias, a folder, a GGUF file or a hub id.
@@ -209,6 +210,8 @@ class Cluster(AsyncTwins):
             pp: pipeline stages.
             ep: expert-parallel ranks: each has some experts, and everything else for the requests that it holds.
             layers: manual stages, e.g. "0-3,4-29".
+            dp: data parallel replicas: whole copies, each split so, on engines of its own. A request goes to the one
+                that has least to do, or that has read the beginning of its prompt and is not much busier.
             dtype: "auto" computes in float32 on a CPU and as stored elsewhere; "native" as stored; or "float32",
                 "float16", "bfloat16".
             allow_code: let a folder that is Python code of its own run it on the engines; else it is refused.
@@ -227,11 +230,12 @@ class Cluster(AsyncTwins):
                 raise losses.held(self._loaded.report, self.lost, self.n)
             check_collectives(collectives)
             plan = loading.prepare(
-                model, tp=tp, pp=pp, ep=ep, layers=layers, micro_batches=micro_batches, allow_code=allow_code
+                model, tp=tp, pp=pp, ep=ep, layers=layers, dp=dp, micro_batches=micro_batches, allow_code=allow_code
             )
             self._loaded = loaded.load(
                 router, plan, self.nodes,
                 explain=partial(losses.explain, router=router, engines=self.nodes, exits=self._exits),
+                lost=partial(losses.lost, router, self.nodes, self._exits),
                 on_progress=on_progress,
                 step_s=self.step_s, dtype=dtype, allow_code=allow_code, collectives=collectives,
                 vocab_parallel=vocab_parallel,
@@ -256,6 +260,14 @@ class Cluster(AsyncTwins):
     def model(self) -> LoadReport | None:
         """The loaded model, if one is."""
         return self._loaded.report if self._loaded else None
+
+    @property
+    def problem(self) -> str:
+        """Why no request can be answered now; "" where one can. Asks nobody, so it answers at once."""
+        if not self.running:
+            return "the cluster is not running"
+        model = self._loaded
+        return model.problem() if model else "no model is loaded"
 
     def _held(self) -> Model:
         self._running()
@@ -327,6 +339,7 @@ class Cluster(AsyncTwins):
         return batch.run(
             wanted,
             lambda ask: model.stream(ask.prompt, ask.params, messages=ask.messages),
+            most=batch.MOST * len(model.replicas),
             n=n,
             on_progress=on_progress,
             stopped=stopped,
@@ -355,7 +368,7 @@ class Cluster(AsyncTwins):
         router = self._router
         if router is None:
             return ClusterStatus(name=self.name, router_id="", state="stopped", nodes=(), links=(), model=None)
-        exits = self._exits.known()
+        exits, model = self._exits.known(), self._loaded
         nodes, links = status.gather(router, self.nodes, exits)
         links += status.group_links(nodes)
         differing = status.differing(
@@ -368,6 +381,7 @@ class Cluster(AsyncTwins):
             nodes=nodes,
             links=links,
             model=self.model,
+            replicas=model.replicas.report({node.node_id: node.error for node in nodes}) if model else (),
             last=(self._loaded and self._loaded.last) or self._last,
             differing=differing,
             warnings=status.warnings(nodes, differing, exits),

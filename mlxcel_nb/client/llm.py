@@ -24,6 +24,7 @@ class LLM:
         model: an alias, a folder, a GGUF file or a hub id.
         tensor_parallel_size, pipeline_parallel_size: ranks and stages; one engine for each pair.
         expert_parallel_size: ranks with some experts each and the rest whole; in place of the other two.
+        data_parallel_size: replicas, each on so many engines; requests are shared out among them.
         allow_code: let a model folder's own Python code run on the engines.
         collectives: as for `Cluster.load`; all but "own" are unencrypted.
         vocab_parallel, micro_batches: as for `Cluster.load`.
@@ -42,6 +43,7 @@ class LLM:
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         expert_parallel_size: int = 1,
+        data_parallel_size: int = 1,
         dtype: str = "auto",
         allow_code: bool = False,
         collectives: str = OWN,
@@ -58,10 +60,11 @@ class LLM:
                 tp=tensor_parallel_size,
                 pp=pipeline_parallel_size,
                 ep=expert_parallel_size,
+                dp=data_parallel_size,
                 micro_batches=micro_batches,
                 allow_code=allow_code,
             )
-        size = tensor_parallel_size * pipeline_parallel_size * expert_parallel_size
+        size = tensor_parallel_size * pipeline_parallel_size * expert_parallel_size * data_parallel_size
         self.cluster = cluster or Cluster(size, **options).start()
         try:
             self.report = self.cluster.load(
@@ -69,6 +72,7 @@ class LLM:
                 tp=tensor_parallel_size,
                 pp=pipeline_parallel_size,
                 ep=expert_parallel_size,
+                dp=data_parallel_size,
                 dtype=dtype,
                 allow_code=allow_code,
                 collectives=collectives,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mlxcel_nb.client.router import Router, new_id
 from mlxcel_nb.client.sameness import check_same, progress_of
 from mlxcel_nb.cluster.address import parse_address
 from mlxcel_nb.cluster.collectives import OWN, warning
-from mlxcel_nb.cluster.layout import Layout, make_layout
+from mlxcel_nb.cluster.layout import Layout, check_replicas, make_layout, replicated
 from mlxcel_nb.cluster.paths import ASKED_FOR_THUNDERBOLT, Agreement, agree
 from mlxcel_nb.cluster.places import Place
 from mlxcel_nb.errors import ConfigError, MlxcelError, PeerLost, StepTimeout
@@ -62,6 +62,18 @@ class Plan:
     micro_batches: int = 0
     """As asked for; 0 chooses."""
 
+    dp: int = 1
+    """Replicas: whole copies, each split as `layout` says."""
+
+    @property
+    def engines(self) -> int:
+        return self.dp * self.layout.size
+
+    @property
+    def name(self) -> str:
+        """Of the layout, replicas and all: dp2xtp2."""
+        return replicated(self.layout.name, self.dp)
+
 
 def prepare(
     model: str,
@@ -70,6 +82,7 @@ def prepare(
     pp: int = 1,
     ep: int = 1,
     layers: str | None = None,
+    dp: int = 1,
     micro_batches: int = 0,
     allow_code: bool = False,
     progress: Any = None,
@@ -84,13 +97,14 @@ def prepare(
     """
     path = resolve(model, allow_code=allow_code, progress=progress)
     facts = model_info(path)
+    check_replicas(dp)
     layout = make_layout(facts.layers, tp=tp, pp=pp, ep=ep, layers=layers)
     check_micro_batches(micro_batches, layout.pp)
     config = read_json(path / "config.json")
     check_tp(config, layout.tp)
     check_ep(config, layout.ep)
     check_tokenizer(path)
-    return Plan(model=model, path=path, layout=layout, context=facts.context, micro_batches=micro_batches)
+    return Plan(model=model, path=path, layout=layout, context=facts.context, micro_batches=micro_batches, dp=dp)
 
 
 def check_count(n: int) -> None:
@@ -104,29 +118,33 @@ def check_count(n: int) -> None:
         raise ConfigError(f"{n} engines", advice=f"Ask for 1 to {most} on this machine.")
 
 
-def order(router: Router, plan: Plan, engines: Sequence[EngineInfo], **choices: Any) -> LoadOrder:
-    """What the first of `engines` that live are told to load.
+def orders(router: Router, plan: Plan, engines: Sequence[EngineInfo], **choices: Any) -> tuple[LoadOrder, ...]:
+    """What the first of `engines` that live are told to load, one order for each replica.
 
     Args:
-        choices: the other fields of the order.
+        choices: the other fields of the orders.
 
     Raises:
         ConfigError: there are too few of them.
     """
     alive = [engine for engine in engines if engine.node_id in router.alive()]
-    needed = plan.layout.size
-    if needed > len(engines):
+    if plan.engines > len(engines):
         raise ConfigError(
-            f"{plan.layout.name} needs {needed} engines, this cluster has {len(engines)}",
-            advice=f"Start one with {needed}, or split the model less.",
+            f"{plan.name} needs {plan.engines} engines, this cluster has {len(engines)}",
+            advice=f"Start one with {plan.engines}, or split the model less.",
         )
-    if needed > len(alive):
+    if plan.engines > len(alive):
         dead = ", ".join(engine.node_id for engine in engines if engine not in alive)
         raise ConfigError(
-            f"{plan.layout.name} needs {needed} engines, but {dead} is dead",
+            f"{plan.name} needs {plan.engines} engines, but {dead} is dead",
             advice="Stop the cluster and start it again, or split the model less.",
         )
-    members = tuple(Member(node_id=engine.node_id, address=str(engine.address)) for engine in alive[:needed])
+    each = plan.layout.size
+    return tuple(_order(router, plan, alive[each * number : each * (number + 1)], choices) for number in range(plan.dp))
+
+
+def _order(router: Router, plan: Plan, engines: Sequence[EngineInfo], choices: Mapping[str, Any]) -> LoadOrder:
+    members = tuple(Member(node_id=engine.node_id, address=str(engine.address)) for engine in engines)
     return LoadOrder(
         id=new_id(),
         instance=new_id(),
@@ -184,24 +202,28 @@ def path_warnings(order: LoadOrder) -> list[str]:
 
 def load_parts(
     router: Router,
-    order: LoadOrder,
+    orders: Sequence[LoadOrder],
     on_progress: Callable[[LoadProgress], None] | None,
     explain: Callable[[MlxcelError], MlxcelError],
 ) -> Loaded:
-    """Compare the members' files, send `order` to every one, wait until all have loaded, and have the leader begin.
+    """Compare all members' files, send each its order, wait until all have loaded, and have the leaders begin.
+
+    Args:
+        orders: of the replicas of one model.
 
     Raises:
         MlxcelError: the first thing that went wrong, with what that node was doing.
     """
-    check_same(router, order, on_progress, explain, stall_s=STALL_S)
+    check_same(router, orders, on_progress, explain, stall_s=STALL_S)
     inbox: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
-    router.open_inbox(order.id, lambda node, message: inbox.put((node, message)))
-    doing = dict.fromkeys((member.node_id for member in order.members), "starting to load")
+    doing = dict.fromkeys((member.node_id for order in orders for member in order.members), "starting to load")
     loaded: Loaded = {}
     heard = time.monotonic()
     try:
-        for member in reversed(order.members):  # those that are dialled hear of it before those that dial
-            router.send(member.node_id, order.to_dict())
+        for order in orders:
+            router.open_inbox(order.id, lambda node, message: inbox.put((node, message)))
+            for member in reversed(order.members):  # those that are dialled hear of it before those that dial
+                router.send(member.node_id, order.to_dict())
         while len(loaded) < len(doing):
             try:
                 node, message = inbox.get(timeout=POLL_S)
@@ -225,8 +247,10 @@ def load_parts(
             elif kind == "error":
                 raise explain(errors.from_dict(field(message, "error", dict)))
     finally:
-        router.close_inbox(order.id)
-    _open_leader(router, order, loaded, explain)
+        for order in orders:
+            router.close_inbox(order.id)
+    for order, rooms in zip(orders, _rooms(orders, loaded), strict=True):
+        _open_leader(router, order, rooms, explain)
     return loaded
 
 
@@ -238,36 +262,39 @@ def _checked(loaded: dict[str, Any]) -> dict[str, Any]:
 
 
 def _open_leader(
-    router: Router, order: LoadOrder, loaded: Loaded, explain: Callable[[MlxcelError], MlxcelError]
+    router: Router, order: LoadOrder, rooms: Sequence[Room | None], explain: Callable[[MlxcelError], MlxcelError]
 ) -> None:
     """Have the leader take requests, now that all members have loaded and said what room they have left."""
-    opening = OpenOrder(id=new_id(), instance=order.instance, rooms=tuple(_rooms(order, loaded)))
+    opening = OpenOrder(id=new_id(), instance=order.instance, rooms=tuple(rooms))
     try:
         router.ask(order.members[0].node_id, opening.to_dict(), timeout=order.step_s)
     except MlxcelError as error:
         raise explain(error) from None
 
 
-def _rooms(order: LoadOrder, loaded: Loaded) -> list[Room | None]:
-    """What each member has for caches, of what its host has."""
-    hosts = [_host(member) for member in order.members]
-    return shared([Room.from_dict(loaded[member.node_id].get("room")) for member in order.members], hosts)
+def _rooms(orders: Sequence[LoadOrder], loaded: Loaded) -> list[list[Room | None]]:
+    """For each order, what each member has for caches, of what its host has for all of them."""
+    members = [member for order in orders for member in order.members]
+    told = [Room.from_dict(loaded[member.node_id].get("room")) for member in members]
+    own = iter(shared(told, [_host(member) for member in members]))
+    return [[next(own) for _ in order.members] for order in orders]
 
 
-def drop_parts(router: Router, instance: str, timeout: float) -> None:
-    """Make every node that is there and holds part of `instance` free again.
+def drop_parts(router: Router, orders: Sequence[LoadOrder], timeout: float) -> None:
+    """Make every node that is there and holds part of what `orders` say free again.
 
     Raises:
         MlxcelError: the first node that did not do so, after all have been asked. A node that is lost holds nothing.
     """
     first: MlxcelError | None = None
-    for node_id in router.alive():
-        try:
-            router.ask(node_id, {"type": "unload", "instance": instance}, timeout=timeout)
-        except PeerLost:
-            continue
-        except MlxcelError as error:
-            first = first or error
+    for order in orders:
+        for member in order.members:
+            try:
+                router.ask(member.node_id, {"type": "unload", "instance": order.instance}, timeout=timeout)
+            except PeerLost:
+                continue
+            except MlxcelError as error:
+                first = first or error
     if first is not None:
         raise first
 
@@ -278,10 +305,39 @@ def _host(member: Member) -> str:
     return "loopback" if address.is_loopback else address.host
 
 
-def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadReport:
-    """What the user sees of a finished load."""
+def reports(plan: Plan, orders: Sequence[LoadOrder], loaded: Loaded, load_s: float) -> list[LoadReport]:
+    """What there is to say of each replica of a finished load."""
+    return [
+        _report(plan, order, loaded, rooms, load_s, None if plan.dp == 1 else number)
+        for number, (order, rooms) in enumerate(zip(orders, _rooms(orders, loaded), strict=True))
+    ]
+
+
+def joined(plan: Plan, replicas: Sequence[LoadReport]) -> LoadReport:
+    """What the user sees: all replicas as one model."""
+
+    def least(counts: Sequence[int | None]) -> int | None:
+        known = [count for count in counts if count is not None]
+        return min(known) if len(known) == len(counts) else None
+
+    together = [each.requests for each in replicas]
+    return replace(
+        replicas[0],
+        layout=plan.name,
+        parts=tuple(part for each in replicas for part in each.parts),
+        replicas=plan.dp,
+        warnings=tuple(dict.fromkeys(warning for each in replicas for warning in each.warnings)),
+        kv_tokens=least([each.kv_tokens for each in replicas]),
+        memory_tokens=least([each.memory_tokens for each in replicas]),
+        requests=None if None in together else min(sum(filter(None, together)), LONGEST),
+    )
+
+
+def _report(
+    plan: Plan, order: LoadOrder, loaded: Loaded, rooms: Sequence[Room | None], load_s: float, replica: int | None
+) -> LoadReport:
     layout = plan.layout
-    rooms = _rooms(order, loaded)
+    mine = [loaded[member.node_id] for member in order.members]
     known = [room for room in rooms if room]
     asked = min(plan.context or REQUEST_TOKENS, REQUEST_TOKENS)
     parts = tuple(
@@ -296,10 +352,11 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
             kv_tokens=room.tokens(plan.context) if room else None,
             memory_tokens=room.tokens() if room else None,
             requests=room.sequences(asked) if room else None,
+            replica=replica,
         )
         for index, (member, room) in enumerate(zip(order.members, rooms, strict=True))
     )
-    warnings = [each for facts in loaded.values() for each in facts["warnings"]] + path_warnings(order)
+    warnings = [each for facts in mine for each in facts["warnings"]] + path_warnings(order)
     warnings += warning(order.collectives, layout.tp)
     if order.vocab_parallel and layout.tp == 1:
         warnings.append(
@@ -316,7 +373,7 @@ def report(plan: Plan, order: LoadOrder, loaded: Loaded, load_s: float) -> LoadR
         warnings=tuple(dict.fromkeys(warnings)),
         kv_tokens=min(room.tokens(plan.context) for room in known) if len(known) == len(rooms) else None,
         memory_tokens=min(room.tokens() for room in known) if len(known) == len(rooms) else None,
-        vocab_parallel=any(facts.get("vocab_parallel") is True for facts in loaded.values()),
+        vocab_parallel=any(facts.get("vocab_parallel") is True for facts in mine),
         request_tokens=asked,
         requests=_at_once(layout, [room.sequences(asked) for room in known]) if len(known) == len(rooms) else None,
         stages=layout.pp,

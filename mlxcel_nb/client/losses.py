@@ -7,7 +7,7 @@ others hold of the model is of no use alone, but they can be given another split
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mlxcel_nb.client.exits import Exits
 from mlxcel_nb.client.report import LoadReport
@@ -78,6 +78,13 @@ def held(model: LoadReport, lost: dict[str, str], count: int) -> ClusterError:
         return ClusterError(f"{model.model} is loaded", advice="Unload it first: %mlxcel unload, in Python unload().")
     cause = f"{model.model} is loaded, but has lost {', '.join(gone)}"
     return ClusterError(cause, advice=_advice(count - len(lost), loaded=True))
+
+
+def none_left(problems: Sequence[str], lost: Mapping[str, str], router: Router) -> EngineLost:
+    """Why no request can be answered any more, replica by replica."""
+    causes = "; ".join(f"replica {number}: {why}" for number, why in enumerate(problems))
+    left = sum(node not in lost for node in router.alive())
+    return EngineLost(f"no replica of the model is left ({causes})", advice=_advice(left, loaded=True))
 
 
 def _advice(left: int, *, loaded: bool) -> str:

@@ -1,4 +1,4 @@
-"""A model that a cluster has loaded: its instance on the engines, its leader, and the requests that go there.
+"""A model that a cluster has loaded: its replicas on the engines, and the requests that go to one of them.
 
 Any thread may call. Nodes are not trusted: what they say is checked where it is read.
 """
@@ -6,6 +6,7 @@ Any thread may call. Nodes are not trusted: what they say is checked where it is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from mlxcel_nb.client import asking, loading
 from mlxcel_nb.client.backends import check_backends
 from mlxcel_nb.client.loading import Plan
+from mlxcel_nb.client.replicas import Lost, Replica, Replicas
 from mlxcel_nb.client.report import Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, new_id
 from mlxcel_nb.client.stream import Stream
-from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.errors import EngineLost, MlxcelError, PeerLost
 from mlxcel_nb.launch.local import EngineInfo
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder
@@ -37,24 +39,38 @@ class Model:
     """What `load` returns. It knows nothing of the cluster, which so is ended as soon as nobody holds it.
 
     Args:
+        orders: of its replicas.
         explain: makes an error say more, e.g. which signal ended a process, as `losses.explain` does.
+        lost: engines that are lost, and why.
 
     Attributes:
         last: the answer that ended last, of those that are the user's.
+        report: of all replicas together.
     """
 
-    def __init__(self, router: Router, order: LoadOrder, explain: Explain) -> None:
+    def __init__(self, router: Router, orders: Sequence[LoadOrder], explain: Explain, lost: Lost) -> None:
         self._router = router
-        self._order = order
+        self._orders = orders
         self._explain = explain
         self._aside = False
+        self._latest: tuple[Replica, str] | None = None
+        self.replicas = Replicas(router, orders, lost)
         self.last: Completion | None = None
         self.report: LoadReport
 
-    def ready(self, report: LoadReport) -> None:
-        """It is loaded, and has made a token."""
-        self.report = report
+    def ready(self, plan: Plan, reports: Sequence[LoadReport]) -> None:
+        """Every replica is loaded, and has made a token."""
+        for replica, report in zip(self.replicas.all, reports, strict=True):
+            replica.report = report
+        self.report = loading.joined(plan, reports)
         self._explain = partial(self._explain, loaded=True)
+
+    def warm_up(self) -> None:
+        """One real token of every replica, all at once."""
+        with self.aside():
+            streams = [self._ask(each, _order_of([0], WARM_UP)) for each in self.replicas.all]
+            for stream in streams:
+                stream.result()
 
     def stream(
         self,
@@ -64,26 +80,29 @@ class Model:
         messages: list[dict[str, Any]] | None = None,
         rank: int | None = None,
     ) -> Stream:
-        """Start a request, as `Cluster.stream` does."""
-        return self._begin(
-            GenerateOrder(
-                id=new_id(),
-                instance=self._order.instance,
-                params=params,
-                prompt=prompt if isinstance(prompt, str) else None,
-                token_ids=list(prompt) if prompt is not None and not isinstance(prompt, str) else None,
-                messages=messages,
-                rank=rank,
-            )
-        )
+        """Start a request on the replica that has least to do, as `Cluster.stream` does."""
+        order = _order_of(prompt, params, messages, rank)
+        while True:
+            replica = self.replicas.take(order)
+            try:
+                return self._begin(replica, order)
+            except (PeerLost, EngineLost):
+                if len(self.replicas) == 1:
+                    raise  # else it counts as failed, and another is chosen
 
     def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced:
-        """What every member sees when `tokens` are fed after `prompt`."""
+        """What every member of a replica sees when `tokens` are fed after `prompt`."""
         from mlxcel_nb.client import forcing
 
-        order = forcing.order(self._order.instance, prompt, tokens)
-        asking.finish(self._begin(order))
-        return forcing.bring(self._router, self.report, order.id, len(tokens), self._order.step_s)
+        replica = self.replicas.one()
+        order = forcing.order(replica.order.instance, prompt, tokens)
+        asking.finish(self._ask(replica, order))
+        return forcing.bring(self._router, replica.report, order.id, len(tokens), replica.order.step_s)
+
+    def problem(self) -> str:
+        """Why no request can be answered any more; "" where one can. Asks nobody."""
+        problems = self.replicas.problems()
+        return problems[0] if all(problems) else ""
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -100,21 +119,53 @@ class Model:
         Raises:
             MlxcelError: the first node that did not do so, after all have been asked.
         """
-        loading.drop_parts(self._router, self._order.instance, self._order.step_s)
+        loading.drop_parts(self._router, self._orders, self._orders[0].step_s)
 
-    def _begin(self, order: GenerateOrder) -> Stream:
+    def _begin(self, replica: Replica, order: GenerateOrder) -> Stream:
+        """Send a request that counts on `replica`, until it is over."""
+        return self._ask(replica, order, lambda: self.replicas.give_back(replica, order))
+
+    def _ask(self, replica: Replica, order: GenerateOrder, over: Callable[[], None] = lambda: None) -> Stream:
+        def explain(error: MlxcelError) -> MlxcelError:
+            told = self._explain(error)
+            if isinstance(error, PeerLost):
+                replica.failure = replica.failure or f"{told.node}: {told.cause}"
+                if left := self.replicas.problems().count(""):
+                    others = "The other replica goes on" if left == 1 else f"The other {left} replicas go on"
+                    told = type(told)(told.cause, node=told.node, advice=f"{others}: ask again.")
+            return told
+
         return asking.begin(
             self._router,
-            self._order.members[0].node_id,
-            order,
-            explain=self._explain,
-            ended=self._note,
-            stall_s=self._order.step_s + times.DEAD_S,
+            replica.leader,
+            dataclasses.replace(order, instance=replica.order.instance),
+            explain=explain,
+            ended=partial(self._note, (replica, order.id)),
+            stall_s=replica.order.step_s + times.DEAD_S,
+            over=over,
+            replica=replica.number if len(self.replicas) > 1 else None,
         )
 
-    def _note(self, completion: Completion) -> None:
+    def _note(self, request: tuple[Replica, str], completion: Completion) -> None:
         if not self._aside:
-            self.last = completion
+            self.last, self._latest = completion, request
+
+
+def _order_of(
+    prompt: str | Sequence[int] | None,
+    params: SamplingParams,
+    messages: list[dict[str, Any]] | None = None,
+    rank: int | None = None,
+) -> GenerateOrder:
+    return GenerateOrder(
+        id=new_id(),
+        instance="",  # that of whoever takes it
+        params=params,
+        prompt=prompt if isinstance(prompt, str) else None,
+        token_ids=list(prompt) if prompt is not None and not isinstance(prompt, str) else None,
+        messages=messages,
+        rank=rank,
+    )
 
 
 def load(
@@ -123,29 +174,30 @@ def load(
     engines: Sequence[EngineInfo],
     *,
     explain: Explain,
+    lost: Lost,
     on_progress: Callable[[LoadProgress], None] | None,
     **choices: Any,
 ) -> Model:
-    """Split the model over the first of `engines` that live, and make one token with it.
+    """Split the model over the first of `engines` that live, and make one token with each replica.
 
     Args:
-        explain: as `Model` takes it.
-        choices: the other fields of the order.
+        explain, lost: as `Model` takes them.
+        choices: the other fields of the orders.
 
     Raises:
         ConfigError: a split that cannot work on these engines. MlxcelError: a node; all are free again then.
     """
-    order = loading.order(router, plan, engines, **choices)
-    model = Model(router, order, explain)
+    orders = loading.orders(router, plan, engines, **choices)
+    model = Model(router, orders, explain, lost)
     started = time.monotonic()
     try:
-        check_backends(router, order, explain)
-        loaded = loading.load_parts(router, order, on_progress, explain)
-        with model.aside():
-            model.stream([0], WARM_UP).result()
+        for order in orders:
+            check_backends(router, order, explain)
+        loaded = loading.load_parts(router, orders, on_progress, explain)
+        model.warm_up()
     except BaseException:
         with contextlib.suppress(MlxcelError):
             model.drop()
         raise
-    model.ready(loading.report(plan, order, loaded, time.monotonic() - started))
+    model.ready(plan, loading.reports(plan, orders, loaded, time.monotonic() - started))
     return model

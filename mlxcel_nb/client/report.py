@@ -56,6 +56,7 @@ class Completion:
         finish_reason: "stop", "length", "cancelled" or "error".
         stop_reason: the stop string that was met, if one was.
         layout: how the model was split, e.g. "pp2".
+        replica: which copy of the model made it; None where there is but one.
         logprobs: of each of `token_ids`; empty unless the request asked for them.
     """
 
@@ -68,6 +69,7 @@ class Completion:
     layout: str = ""
     stop_reason: str | None = None
     logprobs: tuple[Likelihood, ...] = ()
+    replica: int | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -90,7 +92,8 @@ class Completion:
             parts.append(f"{figure(timings.tokens_per_s)} tokens/s")
         if timings.ttft_s is not None:
             parts.append(f"first token {timings.ttft_s:.2f} s")
-        return " · ".join([*parts, *filter(None, [self.layout]), self.finish_reason])
+        whose = "" if self.replica is None else f"replica {self.replica}"
+        return " · ".join([*parts, *filter(None, [self.layout, whose]), self.finish_reason])
 
     def to_dict(self) -> dict[str, Any]:
         """What `mlxcel-nb generate --json` prints."""
@@ -105,6 +108,7 @@ class Completion:
             "tokens_per_s": self.timings.tokens_per_s,
             "timings": asdict(self.timings),
             "layout": self.layout,
+            "replica": self.replica,
         }
 
 
@@ -149,6 +153,7 @@ class PartReport:
     """What one node holds. `layers` is half-open; bytes are of weights.
 
     Args:
+        replica: of several, the one that it is a part of; layers, stage and rank are within it.
         kv_per_token: bytes that a token of a request takes.
         kv_tokens, memory_tokens, requests: as of a `LoadReport`, for this node alone.
     """
@@ -163,6 +168,7 @@ class PartReport:
     kv_tokens: int | None = None
     memory_tokens: int | None = None
     requests: int | None = None
+    replica: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +181,7 @@ class LoadReport:
         memory_tokens: the same whatever the model was made for; `plan.capacity.LONGEST` for no end.
         request_tokens, requests: so many requests of so many tokens would have room at once.
         vocab_parallel: tensor ranks share the embedding and the head.
+        replicas: whole copies, among which requests are shared out; `requests` counts what has room on all of them.
         stages, micro_batches: of the pipeline; so many groups of requests go through its stages in turn.
     """
 
@@ -191,6 +198,7 @@ class LoadReport:
     vocab_parallel: bool = False
     request_tokens: int = 0
     requests: int | None = None
+    replicas: int = 1
     stages: int = 1
     micro_batches: int = 1
 
@@ -198,6 +206,22 @@ class LoadReport:
     def bubble(self) -> float:
         """The share of its time that a stage waits at least, by GPipe's account."""
         return bubble(self.stages, self.micro_batches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaReport:
+    """One whole copy of the model.
+
+    Args:
+        nodes: its members, the leader first.
+        problem: why no request can run on it any more; "" where one can.
+        requests: under way, of all who ask it.
+    """
+
+    number: int
+    nodes: tuple[str, ...]
+    problem: str = ""
+    requests: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +294,7 @@ class ClusterStatus:
     """Everything `%mlxcel status` shows.
 
     Args:
+        replicas: of the model; one where it is not replicated.
         differing: libraries of which nodes, or the notebook, have different versions.
         warnings: what a user should know, in words.
     """
@@ -281,5 +306,6 @@ class ClusterStatus:
     links: tuple[LinkReport, ...]
     model: LoadReport | None
     last: Completion | None = None
+    replicas: tuple[ReplicaReport, ...] = ()
     differing: tuple[VersionReport, ...] = ()
     warnings: tuple[str, ...] = ()

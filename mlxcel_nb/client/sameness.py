@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,13 +30,13 @@ LONGEST_PATH = 1000
 
 def check_same(
     router: Router,
-    order: LoadOrder,
+    orders: Sequence[LoadOrder],
     on_progress: Callable[[LoadProgress], None] | None,
     explain: Callable[[MlxcelError], MlxcelError],
     *,
     stall_s: float,
 ) -> None:
-    """Have every member of `order` hash its files, all at once, and compare.
+    """Have every member of all `orders`, which are of one model, hash its files, all at once, and compare.
 
     Args:
         stall_s: a member that says nothing for so long counts as one that does not answer.
@@ -45,28 +45,33 @@ def check_same(
         ModelError: members have other files, or none; its table has a row for every member. MlxcelError: a member is
             gone or silent.
     """
-    if len(order.members) == 1:
+    members = [member.node_id for order in orders for member in order.members]
+    if len(members) == 1:
         return
-    found = _ask(router, order, on_progress, stall_s)
+    found = _ask(router, members, orders[0].model, on_progress, stall_s)
     explained = [replace(each, error=explain(each.error)) if each.error else each for each in found]
     if error := difference(explained):
         raise error
 
 
 def _ask(
-    router: Router, order: LoadOrder, on_progress: Callable[[LoadProgress], None] | None, stall_s: float
+    router: Router,
+    members: Sequence[str],
+    model: str,
+    on_progress: Callable[[LoadProgress], None] | None,
+    stall_s: float,
 ) -> list[Found]:
     """What each member says, in their order. Ends when all have answered, one is gone, or `GRACE_S` after bad news."""
     inbox: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
     request_id = new_id()
     router.open_inbox(request_id, lambda node, message: inbox.put((node, message)))
-    found = {member.node_id: Found(node=member.node_id) for member in order.members}
+    found = {node: Found(node=node) for node in members}
     heard = dict.fromkeys(found, time.monotonic())
     """When each that has yet to answer said something last."""
     end = float("inf")
     try:
         for node in found:
-            router.send(node, {"type": "digest", "id": request_id, "model": order.model})
+            router.send(node, {"type": "digest", "id": request_id, "model": model})
         while heard and time.monotonic() < end:
             try:
                 node, message = inbox.get(timeout=POLL_S)

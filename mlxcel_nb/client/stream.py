@@ -102,6 +102,7 @@ class Stream:
         explain: makes an error say more, e.g. which signal ended a process.
         ended: takes the completion, once, on the reader's thread.
         stall_s: without progress for this long, the stream fails.
+        replica: of several, the one that answers.
 
     Attributes:
         prefill: while a long prompt is read: how many of its tokens have been, and of how many.
@@ -116,6 +117,7 @@ class Stream:
         explain: Callable[[MlxcelError], MlxcelError],
         ended: Callable[[Completion], None],
         stall_s: float,
+        replica: int | None = None,
     ) -> None:
         self.text = ""
         self.token_ids: tuple[int, ...] = ()
@@ -130,6 +132,7 @@ class Stream:
         self._explain = explain
         self._ended = ended
         self._stall_s = stall_s
+        self.replica = replica
         self._seq = 0
         self._counter = -1
         self._moved = self._heard = time.monotonic()
@@ -254,6 +257,7 @@ class Stream:
             timings=end.timings,
             layout=end.layout,
             stop_reason=end.stop_reason,
+            replica=self.replica,
             logprobs=self.logprobs,
         )
         self._inbox.close()

@@ -37,6 +37,7 @@ class AsyncTwins(ABC):
         pp: int = 1,
         ep: int = 1,
         layers: str | None = None,
+        dp: int = 1,
         dtype: str = "auto",
         allow_code: bool = False,
         on_progress: Callable[[LoadProgress], None] | None = None,

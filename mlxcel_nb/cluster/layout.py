@@ -35,6 +35,25 @@ class Sizes(NamedTuple):
         return self.tp * self.pp * self.ep
 
 
+def check_replicas(dp: int) -> None:
+    """Refuse a number of replicas that is none.
+
+    Raises:
+        ConfigError: with what to write.
+    """
+    if not isinstance(dp, SupportsIndex):
+        raise ConfigError(f"dp={dp!r:.40} is not a whole number", advice="Write it like dp=2.")
+    if dp < 1:
+        raise ConfigError(f"{dp} replicas", advice="Ask for at least one.")
+
+
+def replicated(name: str, dp: int) -> str:
+    """The name of `dp` replicas of a layout: dp2xtp2; dp2 where each is on a node of its own."""
+    if dp == 1:
+        return name
+    return f"dp{dp}" if name == "single" else f"dp{dp}x{name}"
+
+
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -181,6 +200,9 @@ def parse_name(text: str) -> Sizes:
     sizes = Sizes()
     words = [] if text == "single" else text.split("x")
     for word in words:
+        if re.fullmatch(r"dp[0-9]{1,4}", word):
+            what = f"{text[:64]}: data parallel replicas are whole copies, each of which computes as one alone does"
+            raise ConfigError(what, advice=f"Name the layout of one of them. {SPELLING}")
         match = re.fullmatch(r"(tp|pp|ep)([1-9][0-9]{0,3})", word)
         if not match or getattr(sizes, match[1]) > 1:
             raise ConfigError(f"{text[:64]!r} is not a layout", advice=SPELLING)

@@ -69,7 +69,7 @@ def cluster_for(args: argparse.Namespace, context: Context) -> Iterator[Held]:
         yield held
         return
     try:
-        engines = plan_model(args, context.console).layout.size
+        engines = plan_model(args, context.console).engines
         with context.console.progress(starting(engines)) as progress:
             held = context.session.start(lambda doing: progress.update(0, 0, doing), n=engines)
         load_model(held, args, context.console, quiet=True)

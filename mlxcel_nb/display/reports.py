@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxcel_nb.client.report import ClusterStatus, Completion, LinkReport, LoadReport, NodeReport, PartReport
+from mlxcel_nb.client.report import (
+    ClusterStatus,
+    Completion,
+    LinkReport,
+    LoadReport,
+    NodeReport,
+    PartReport,
+    ReplicaReport,
+)
 from mlxcel_nb.cluster.collectives import OWN, marked
 from mlxcel_nb.cluster.paths import SAME_HOST
 from mlxcel_nb.display.view import RUN_MIME, Column, State, View, note, stack, table
@@ -35,7 +43,7 @@ def status_view(status: ClusterStatus) -> View:
             [
                 node.node_id,
                 State(node.state, node.reason),
-                _role(node),
+                _role(node, part),
                 layers_text(node.layers),
                 bytes_text(part.resident_bytes) if part else None,
                 *_kv(part),
@@ -53,8 +61,11 @@ def status_view(status: ClusterStatus) -> View:
         if model
         else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
     )
-    notes += [f"The model no longer works: {why}" for why in _losses(status)]
+    if all(replica.problem for replica in status.replicas):
+        notes += [f"The model no longer works: {why}" for why in _losses(status)]
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
+    if len(status.replicas) > 1:
+        views.append(_replicas(status.replicas))
     if status.differing:
         columns = [Column("library"), Column("version"), Column("nodes")]
         differing = [[each.library, each.version, ", ".join(each.nodes)] for each in status.differing]
@@ -64,6 +75,21 @@ def status_view(status: ClusterStatus) -> View:
     if status.last:
         views.append(note(f"Last answer: {status.last.figures}"))
     return stack(*views)
+
+
+def _replicas(replicas: Sequence[ReplicaReport]) -> View:
+    """The copies of the model, and what each has to do."""
+    columns = [Column("replica", number=True), Column("state"), Column("nodes"), Column("requests", number=True)]
+    rows = [
+        [
+            each.number,
+            State("dead", each.problem) if each.problem else State("alive"),
+            ", ".join(each.nodes),
+            None if each.problem else each.requests,
+        ]
+        for each in replicas
+    ]
+    return table("Replicas", columns, rows)
 
 
 def _losses(status: ClusterStatus) -> list[str]:
@@ -83,7 +109,7 @@ def node_view(status: ClusterStatus, node_id: str) -> View:
     part = next((part for part in parts if part.node_id == node_id), None)
     rows: list[list[object]] = [
         ["state", State(node.state, node.reason)],
-        ["role", _role(node)],
+        ["role", _role(node, part)],
         ["layers", layers_text(node.layers)],
         ["weights", f"{bytes_text(part.resident_bytes)}, planned {bytes_text(part.planned_bytes)}" if part else None],
         ["keys and values", _kv_words(part, status.model)],
@@ -134,9 +160,19 @@ def _at_best(node: NodeReport) -> str | None:
 def load_view(report: LoadReport) -> View:
     """Who holds which layers of a freshly loaded model."""
     columns = [Column("node"), Column("stage", number=True), Column("rank", number=True), Column("layers")]
+    if report.replicas > 1:
+        columns.insert(1, Column("replica", number=True))
     columns += [Column(name, number=True) for name in ("weights", *ROOM)]
     rows = [
-        [part.node_id, part.stage, part.rank, layers_text(part.layers), bytes_text(part.resident_bytes), *_kv(part)]
+        [
+            part.node_id,
+            *([part.replica] if report.replicas > 1 else []),
+            part.stage,
+            part.rank,
+            layers_text(part.layers),
+            bytes_text(part.resident_bytes),
+            *_kv(part),
+        ]
         for part in report.parts
     ]
     title = f"{report.model} is ready after {report.load_s:.1f} s: {report.layout}, {report.dtype}{_sums(report)}"
@@ -175,8 +211,10 @@ def _room(report: LoadReport) -> list[str]:
         more = " and more" if report.memory_tokens >= LONGEST else ""
         tokens += f" (the model's context; memory has room for {report.memory_tokens}{more})"
     several = f"{_many(report.requests)} at once of {report.request_tokens}"
-    if report.layout.startswith("ep"):
+    if report.layout.rpartition("x")[2].startswith("ep") and report.replicas == 1:
         return [f"Room for a request of {tokens} on every node, or for {several} on all together."]
+    if report.replicas > 1:
+        return [f"Room for a request of {tokens} on every replica, or for {several} on all {report.replicas} together."]
     return [f"Room for a request of {tokens}, or {several}, by the node with least."]
 
 
@@ -218,10 +256,11 @@ def cipher_text(suite: str) -> str:
     return {"aes-256-gcm": "AES-256-GCM", "chacha20-poly1305": "ChaCha20-Poly1305"}.get(suite, suite)
 
 
-def _role(node: NodeReport) -> str | None:
+def _role(node: NodeReport, part: PartReport | None) -> str | None:
     if node.stage is None:
         return node.activity or None
-    return f"stage {node.stage}" + (f", rank {node.rank}" if node.rank is not None else "")
+    replica = "" if part is None or part.replica is None else f"replica {part.replica}, "
+    return f"{replica}stage {node.stage}" + (f", rank {node.rank}" if node.rank is not None else "")
 
 
 def _versions(node: NodeReport) -> list[list[object]]:

@@ -81,14 +81,7 @@ class Served:
         cluster = self.cluster
         if cluster is None:
             return self.waiting
-        if not cluster.running:
-            return "the cluster is not running"
-        report = cluster.model
-        if report is None:
-            return "no model is loaded"
-        lost = cluster.lost
-        gone = [f"{part.node_id} is lost: {lost[part.node_id]}" for part in report.parts if part.node_id in lost]
-        return gone[0] if gone else self._trouble or None
+        return cluster.problem or self._trouble or None
 
     def check(self) -> LoadReport:
         """The loaded model.
@@ -122,7 +115,7 @@ class Served:
             trouble = ""
             if cluster is not None and report is not None:
                 with contextlib.suppress(MlxcelError):
-                    trouble = await asyncio.to_thread(_trouble_of, cluster, report)
+                    trouble = await asyncio.to_thread(_trouble_of, cluster)
             self._trouble = trouble
             await asyncio.sleep(times.HEARTBEAT_S)
 
@@ -147,7 +140,6 @@ class Served:
         return self._prepares
 
 
-def _trouble_of(cluster: Cluster, report: LoadReport) -> str:
-    members = {part.node_id for part in report.parts}
-    nodes = cluster.status().nodes
-    return next((f"{node.node_id}: {node.error}" for node in nodes if node.node_id in members and node.error), "")
+def _trouble_of(cluster: Cluster) -> str:
+    problems = [replica.problem for replica in cluster.status().replicas]
+    return problems[0] if problems and all(problems) else ""

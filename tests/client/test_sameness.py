@@ -208,11 +208,11 @@ def test_a_node_that_says_nothing_is_given_up_at_its_deadline_and_is_a_row(
                 members=tuple(Member(node_id=each, address="127.0.0.1:1") for each in "ab"),
             )  # fmt: skip
             with pytest.raises(ModelError, match=r"^a: .*m is not a folder; b: no progress for 2 s with") as absent:
-                check_same(router, order, None, lambda error: error, stall_s=2.0)
+                check_same(router, [order], None, lambda error: error, stall_s=2.0)
             assert states(absent.value) == ["✕ absent", "✕ no answer"]
             whole = replace(order, model=str(make_tiny(tmp_path / "m")))
             with pytest.raises(StepTimeout, match=r"^b: no progress for 2 s with hashes of files; nothing") as caught:
-                check_same(router, whole, None, lambda error: error, stall_s=2.0)
+                check_same(router, [whole], None, lambda error: error, stall_s=2.0)
             assert states(caught.value) == ["● ok", "✕ no answer"]
         finally:
             router.close()

@@ -66,7 +66,7 @@ def test_ids_past_the_vocabulary_are_refused_and_harm_nobody(engines: Cluster, t
 
 def test_a_request_sent_to_a_follower_is_refused_and_harms_nobody(engines: Cluster, tiny: str) -> None:
     report = engines.load(tiny, pp=2)
-    router, instance = engines._running(), engines._held()._order.instance
+    router, instance = engines._running(), engines._held().replicas.one().order.instance
     assert instance is not None
     order = GenerateOrder(id=new_id(), instance=instance, params=ASK, prompt="x")
     answers: list[dict[str, object]] = []

@@ -64,11 +64,11 @@ class Cluster:
             step_s=20.0,
             paths=loading.agree_paths(self.router, self.members, LAYOUT),
         )
-        loading.load_parts(self.router, order, None, lambda error: error)
+        loading.load_parts(self.router, [order], None, lambda error: error)
         return order
 
     def unload(self, order) -> None:
-        loading.drop_parts(self.router, order.instance, 20.0)
+        loading.drop_parts(self.router, [order], 20.0)
 
     def generate(self, order) -> list[int]:
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()

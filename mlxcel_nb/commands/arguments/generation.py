@@ -60,6 +60,8 @@ def what_to_load(leaf: Tree, *, positional: bool) -> None:
     leaf.add("--tp", type=shared.count, default=1, metavar="N", help="tensor-parallel ranks a stage (default 1)")
     leaf.add("--pp", type=shared.count, default=1, metavar="N", help="pipeline stages (default 1)")
     leaf.add("--ep", type=shared.count, default=1, metavar="N", help="expert-parallel ranks (default 1)")
+    copies = "data-parallel replicas, each split so, that share requests (default 1)"
+    leaf.add("--dp", type=shared.count, default=1, metavar="N", help=copies)
     groups = "groups of requests that keep the stages at work (default: one a stage)"
     leaf.add("--micro-batches", type=shared.count, default=0, metavar="M", help=groups)
     leaf.add("--layers", metavar="A-B,...", help='layers of each stage by hand, as in "0-9,10-29"')
