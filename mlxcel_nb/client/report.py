@@ -6,6 +6,7 @@ import html
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from mlxcel_nb.client.engine_report import EngineReport, engines_of
 from mlxcel_nb.scheduling.pipeline import bubble
 from mlxcel_nb.util.units import figure
 
@@ -249,13 +250,15 @@ class NodeReport:
     """One node as the router sees it.
 
     Args:
-        state: "alive", "suspect" or "dead".
+        state: "alive", "stalled", "suspect" or "dead"; a stalled one answers, but what computes on it does not.
         reason: why it is not alive.
         memory_bytes: what its process takes; `free_bytes`, what its host has left for it, 0 where it did not say.
         device: what MLX computes on there, "cpu" or "gpu"; "" where it did not say.
         error: why its part of the model is of no use any more, though it may live itself.
         collectives: who adds up the partial sums of its part, "" where there are none.
         surroundings: `transport`, `reason` and `advice`: what its host's links can be at best, where it has asked.
+        instance: names the loading of the model that it has a part of, and `work` what the time went to, in its words.
+        received_bytes: by peer, what came from it over all links that there are now, frames' heads included.
     """
 
     node_id: str
@@ -278,6 +281,9 @@ class NodeReport:
     error: str = ""
     collectives: str = ""
     surroundings: dict[str, Any] = field(default_factory=dict)
+    instance: str = ""
+    work: dict[str, Any] = field(default_factory=dict)
+    received_bytes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,3 +315,8 @@ class ClusterStatus:
     replicas: tuple[ReplicaReport, ...] = ()
     differing: tuple[VersionReport, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def engines(self) -> tuple[EngineReport, ...]:
+        """What those who lead have to do, and how busy the nodes are with it."""
+        return engines_of(self.nodes)

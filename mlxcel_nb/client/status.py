@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlxcel_nb.client.engine_report import figure_of
 from mlxcel_nb.client.report import LinkReport, NodeReport, VersionReport
 from mlxcel_nb.client.router import Router
 from mlxcel_nb.cluster.collectives import OWN, UNENCRYPTED
@@ -51,6 +52,9 @@ def _ask(router: Router, node_id: str) -> dict[str, Any]:
 def _node(router: Router, engine: EngineInfo, facts: dict[str, Any], exits: Mapping[str, str]) -> NodeReport:
     node_id = engine.node_id
     state, reason = router.state(node_id)
+    if state == "alive" and (stalled := str(facts.get("stalled") or "")):
+        state, reason = "stalled", stalled
+    links, work = facts.get("links"), facts.get("work")
     model = facts.get("model") or {}
     return NodeReport(
         node_id=node_id,
@@ -73,7 +77,15 @@ def _node(router: Router, engine: EngineInfo, facts: dict[str, Any], exits: Mapp
         error=facts.get("error") or "",
         collectives=model.get("collectives") or "",
         surroundings=facts.get("surroundings") or {},
+        instance=str(model.get("instance") or ""),
+        work=work if isinstance(work, dict) else {},
+        received_bytes={str(peer): _received(info) for peer, info in links.items()} if isinstance(links, dict) else {},
     )
+
+
+def _received(info: Any) -> int:
+    """Bytes that came from a member: on the hot link, and on the witness beside it."""
+    return int(figure_of(info, "received_bytes") + figure_of(info, "hot_received_bytes"))
 
 
 def group_links(nodes: Sequence[NodeReport]) -> tuple[LinkReport, ...]:

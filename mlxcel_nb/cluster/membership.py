@@ -104,12 +104,18 @@ class Heard:
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """A heartbeat came. `progress` counts the steps its MLX thread has done, `busy` says whether it has work."""
+    """A heartbeat came.
+
+    Args:
+        progress: grows with what its MLX thread gets done; `busy` says whether it has work.
+        load: figures of its own, by name: "step_s", after which a step without progress fails there, and others.
+    """
 
     node_id: str
     incarnation: bytes
     progress: int = 0
     busy: bool = False
+    load: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +172,23 @@ class Member:
     progress: int = 0
     progress_at: float = 0.0
     busy: bool = False
+    load: Mapping[str, float] = field(default_factory=dict)
+
+    def still_s(self, now: float) -> float | None:
+        """How long a living peer with work has done nothing, where that is too long (see `stalled`); else None."""
+        still_s, step_s = now - self.progress_at, self.load.get("step_s", times.STEP_S)
+        return still_s if self.state is State.ALIVE and stalled(self.busy, still_s, step_s) else None
+
+
+def stalled(busy: bool, still_s: float, step_s: float) -> bool:
+    """Whether a thread has work and does nothing, though its process may answer every ping.
+
+    Whoever only waits for a thread like that gives up after `step_s`, so a second later it is not taken for one.
+
+    Args:
+        still_s: since it last got anything done.
+    """
+    return busy and still_s >= step_s + times.PING_S
 
 
 def missed_s() -> float:
@@ -254,7 +277,7 @@ class Membership:
         restarted = bool(member.incarnation) and member.incarnation != event.incarnation
         if member.incarnation != event.incarnation:
             member.incarnation = event.incarnation
-            member.links, member.progress, member.busy = 0, 0, False
+            member.links, member.progress, member.busy, member.load = 0, 0, False, {}
             member.progress_at = now
             member.beat_at = None
         member.links += 1
@@ -265,6 +288,7 @@ class Membership:
 
     def _beat(self, member: Member, event: Beat, now: float) -> list[Change]:
         member.beat_at = member.heard_at = now
+        member.load = event.load
         if event.progress != member.progress or event.busy != member.busy:
             member.progress, member.busy, member.progress_at = event.progress, event.busy, now
         return self._step(member, Signal.BEAT, "heard again", now)

@@ -234,6 +234,7 @@ class Node:
             on_change=self._peer_changed,
             on_unseen=self._on_unseen,
             progress=lambda: (self._worker.progress, self._worker.activity != "idle"),
+            load=lambda: status.load_figures(self._worker),
             announce=self._surroundings.addresses,
             admit=self._listener.admit,
         )
@@ -368,6 +369,9 @@ class Node:
             self._requests.cancel(field_of(message, "id", str), router)
         elif kind == "recorded":
             self._tell_recorded(router, message)
+        elif kind == "spans":
+            reading = self._worker.spans.read(field_of(message, "since", int)).to_dict()
+            router.send({"type": "reply", "id": field_of(message, "id", str), "spans": reading})
         else:
             return False
         return True
@@ -419,6 +423,7 @@ class Node:
             "surroundings": self._surroundings.report(),
             **status.worker_facts(worker),
             "requests": len(self._requests),
+            "work": status.work_facts(worker),
             "links": status.link_facts(self._holding.witnesses.links, worker),
             "peers": self._pool.info() if self._pool else {},
             "discovery": self._finding.info() if self._finding else None,

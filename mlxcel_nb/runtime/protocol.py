@@ -19,10 +19,11 @@ cancel     router -> leader  end that request now, keep what there is
 status     router -> node    answered by reply
 place      router -> node    where can you be reached; answered by reply
 measure    router -> node    how fast is your way to that node (a visitor may ask too); answered by reply
-heartbeat  node -> node      I live, so far is my work; every 5 s
+heartbeat  node -> node      I live, so far is my work, and so much there is of it; every 5 s
 addresses  node -> node      my host's addresses: I may come from any of them
+spans      router -> node    where the time of steps went, from a number on; answered by reply
 recorded   router -> member  give a piece of what a request with `forced` tokens gave here; answered by reply
-reply      node -> router    the answer to digest, unload, status, place, measure or recorded, by its `id`
+reply      node -> router    the answer to digest, unload, status, place, measure, spans or recorded, by its `id`
 error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error
 abort      leader -> member  leave this epoch; on the hot link too

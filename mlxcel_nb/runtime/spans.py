@@ -210,10 +210,10 @@ class Spans:
         seconds: dict[int, float] = {}
         seen: dict[int, int] = {}
         reading = self.read(self._written - steps * len(Kind), steps * len(Kind))
-        for span in reversed(list(read_spans(reading.data))):
-            if (count := seen.get(span.kind, 0)) < steps:
-                seen[span.kind] = count + 1
-                seconds[span.kind] = seconds.get(span.kind, 0.0) + span.seconds
+        for _, _, took, _, _, _, _, _, kind, _ in reversed(list(_RECORD.iter_unpack(reading.data))):
+            if (count := seen.get(kind, 0)) < steps:
+                seen[kind] = count + 1
+                seconds[kind] = seconds.get(kind, 0.0) + took
         told = {Kind(kind).word: took for kind, took in sorted(seconds.items())}
         return {"steps": seen.get(Kind.COMPUTE, 0), "results": seen.get(Kind.STEP, 0), "seconds": told}
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from mlxcel_nb.cluster.collectives import BACKENDS, OWN
+from mlxcel_nb.cluster.membership import stalled
 from mlxcel_nb.models import device
 from mlxcel_nb.models.memory import room
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.shared_memory.offer import SharedMemoryOffer
+from mlxcel_nb.runtime.engine_facts import EngineFacts
 from mlxcel_nb.runtime.protocol import LoadOrder
+from mlxcel_nb.runtime.spans import BYTES, Kind
 from mlxcel_nb.runtime.worker import Worker
+from mlxcel_nb.util import times
 
 
 def host_facts() -> dict[str, Any]:
@@ -41,12 +46,58 @@ def backends() -> list[str]:
 
 def worker_facts(worker: Worker) -> dict[str, Any]:
     """What the MLX thread is at."""
-    activity, error = worker.activity, worker.broken and str(worker.broken)
+    activity, error, why = worker.activity, worker.broken and str(worker.broken), ""
+    still_s = time.monotonic() - worker.moved_s
     if worker.ended:
-        activity = f"stalled: {worker.ended}"
+        why = str(worker.ended)
+        activity = f"stalled: {why}"
     elif stuck := worker.stuck:
-        activity = error = f"stuck in {worker.inside.where}: {stuck}"
-    return {"activity": activity, "progress": worker.progress, "error": error}
+        activity = error = why = f"stuck in {worker.inside.where}: {stuck}"
+    elif stalled(activity != "idle", still_s, step_s(worker)):
+        why = f"no progress for {still_s:.0f} s"
+        activity = f"stalled: {why} in {activity}"
+    elif activity != "idle" and (facts := engine_facts(worker)) is not None:
+        activity = f"{activity}, {facts.words}"
+    return {"activity": activity, "progress": worker.progress, "error": error, "stalled": why}
+
+
+def step_s(worker: Worker) -> float:
+    """After how long without progress a step of the loaded model fails."""
+    instance = worker.instance
+    return times.STEP_S if instance is None else instance.order.step_s
+
+
+def engine_facts(worker: Worker) -> EngineFacts | None:
+    """Of the requests, where this node leads."""
+    engine = worker.engine
+    return None if engine is None else engine.ledger.facts
+
+
+def load_figures(worker: Worker) -> dict[str, float]:
+    """What heartbeats say beside progress."""
+    figures = {"step_s": step_s(worker)}
+    if (facts := engine_facts(worker)) is not None:
+        figures |= {
+            "running": facts.running,
+            "waiting": facts.waiting,
+            "waiting_tokens": facts.waiting_tokens,
+            "kv_tokens": facts.kv_tokens,
+            "kv_used_bytes": facts.kv_used_bytes,
+            "kv_available_bytes": facts.kv_available_bytes,
+        }
+    return figures
+
+
+def work_facts(worker: Worker) -> dict[str, Any]:
+    """What the time went to: in all since the node started, and in the latest steps; and what the leader knows."""
+    spans, facts = worker.spans, engine_facts(worker)
+    return {
+        "engine": None if facts is None else facts.to_dict(),
+        "seconds": {kind.word: spans.totals[kind] for kind in Kind},
+        "latest": spans.shares(),
+        "spans": spans.written,
+        "spans_bytes": BYTES,
+    }
 
 
 def link_facts(witnesses: Mapping[str, ControlLink], worker: Worker) -> dict[str, dict[str, Any]]:
@@ -56,6 +107,7 @@ def link_facts(witnesses: Mapping[str, ControlLink], worker: Worker) -> dict[str
     facts = {node: witness.info() for node, witness in witnesses.items()}
     for node in facts.keys() & hot.keys():
         facts[node] |= {"transport": hot[node].transport, "why": hot[node].why}
+        facts[node]["hot_received_bytes"] = hot[node].reader.total  # what was sent, its other end received
         if hot[node].transport == SharedMemoryOffer.transport:
             facts[node]["path"] = ""  # which is the witness's
     return facts
@@ -68,6 +120,7 @@ def model_facts(worker: Worker, order: LoadOrder | None) -> dict[str, Any] | Non
         return None
     me, layout = instance.me, order.layout
     return {
+        "instance": order.instance,
         "path": order.model,
         "layout": layout.name,
         "stage": layout.stage_of(me),

@@ -19,6 +19,7 @@ from mlxcel_nb.cluster.membership import (
     State,
     Unreachable,
     missed_s,
+    stalled,
 )
 from mlxcel_nb.util import times
 
@@ -178,6 +179,33 @@ def test_progress_is_kept_with_the_time_it_last_moved(alive: Watch) -> None:
     alive.beat(progress=3)
     member = alive.membership.members["n1"]
     assert (member.progress, member.progress_at, member.beat_at) == (3, began, alive.now)
+
+
+def test_a_living_peer_with_work_and_no_progress_is_stalled(alive: Watch) -> None:
+    """Case 27."""
+    member, load = alive.membership.members["n1"], {"step_s": 10.0, "waiting": 3}
+    began = alive.now
+
+    def beat(progress: int, *, busy: bool = True) -> None:
+        alive.tell(Beat(node_id="n1", incarnation=FIRST, progress=progress, busy=busy, load=load))
+
+    beat(3)
+    assert member.load["waiting"] == 3 and member.still_s(began + 10.9) is None
+    for _ in range(3):
+        alive.wait(4, heard=True)
+        beat(3)
+    assert (alive.state, member.still_s(alive.now)) == (State.ALIVE, 12)
+    beat(4)
+    assert member.still_s(alive.now) is None
+    beat(4, busy=False)
+    assert member.still_s(alive.now + 99) is None, "it has nothing to do"
+    beat(4)
+    alive.ended()
+    assert member.still_s(alive.now + 99) is None, "it is suspect for a reason of its own"
+
+
+def test_whoever_waits_for_a_stalled_thread_gives_up_before_it_counts_as_stalled_itself() -> None:
+    assert not stalled(True, 30.5, step_s=30) and stalled(True, 31, step_s=30) and not stalled(False, 99, step_s=30)
 
 
 def test_a_restarted_peer_is_alive_at_once_and_told_as_such(alive: Watch) -> None:

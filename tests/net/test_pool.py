@@ -7,6 +7,7 @@ import itertools
 import socket
 import struct
 import time
+from typing import Any
 
 import pytest
 
@@ -301,6 +302,23 @@ def test_heartbeats_carry_progress(monkeypatch):
             assert a.pool.info()["b"]["busy"] is True
             assert a.pool.info()["b"]["heartbeat_s"] < 5
             assert not a.heard, "a heartbeat is no message for others"
+
+    run(case())
+
+
+def test_heartbeats_carry_the_load_as_far_as_it_is_figures(monkeypatch):
+    monkeypatch.setattr(times, "HEARTBEAT_S", 0.1)
+    many = {f"figure {number}": number for number in range(100)}
+    told: Any = {"running": 3, "kv": 0.5, "word": "x", "on": True, "nan": float("nan"), "x" * 99: 1}
+
+    async def case():
+        async with acquainted() as (a, b):
+            b.pool._load = lambda: dict(told)
+            await until(lambda: a.pool.info()["b"]["load"])
+            assert a.pool.info()["b"]["load"] == {"running": 3, "kv": 0.5}
+            b.pool._load = lambda: many
+            await until(lambda: "figure 0" in a.pool.info()["b"]["load"])
+            assert len(a.pool.info()["b"]["load"]) <= 32
 
     run(case())
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from mlxcel_nb.cluster.address import Address
@@ -61,6 +62,9 @@ STEADY_S = 10.0
 LINK = "peer"
 """What a pool's connections say they are for, in their first message."""
 
+MOST_FIGURES = 32
+"""In a heartbeat, and characters of the name of one."""
+
 
 class Pool:
     """The connections, and the membership they feed.
@@ -71,7 +75,8 @@ class Pool:
         on_stream: takes stream messages; without it they end the link.
         on_change: told of each change in a peer's state.
         on_unseen: told why a peer was never reached, once a reason: its id, and the reason.
-        progress: steps done so far and whether there is work, for our own heartbeats.
+        progress: a counter of what is done and whether there is work, for our own heartbeats.
+        load: figures by name, for them as well.
         announce: the addresses of this host, which peers are told of.
         admit: asked about each connection that was made here: raises `Refused` where the peer's id is another's.
     """
@@ -85,6 +90,7 @@ class Pool:
         on_change: Callable[[Change], None] | None = None,
         on_unseen: Callable[[str, str], object] | None = None,
         progress: Callable[[], tuple[int, bool]] = lambda: (0, False),
+        load: Callable[[], Mapping[str, float]] = dict,
         announce: Callable[[], Sequence[str]] = tuple,
         admit: Callable[[Link], Awaitable[None]] | None = None,
     ) -> None:
@@ -94,6 +100,7 @@ class Pool:
         self._on_change = on_change
         self._on_unseen = on_unseen
         self._progress = progress
+        self._load = load
         self._announce = announce
         self._admit = admit
         self._loop = asyncio.get_running_loop()
@@ -176,13 +183,15 @@ class Pool:
         found = {}
         for node_id, peer in self._peers.items():
             member = self.membership.members[node_id]
+            still_s = member.still_s(now)
             found[node_id] = {
-                "state": member.state.shown,
+                "state": member.state.shown if still_s is None else "stalled",
                 "since_s": now - member.since,
-                "reason": member.reason,
+                "reason": member.reason if still_s is None else f"no progress for {still_s:.0f} s",
                 "incarnation": member.incarnation.hex(),
                 "progress": member.progress,
                 "busy": member.busy,
+                "load": dict(member.load),
                 "heartbeat_s": None if member.beat_at is None else now - member.beat_at,
                 "addresses": [str(address) for address in peer.addresses],
                 "failed_attempts": peer.backoff.failed,
@@ -352,6 +361,7 @@ class Pool:
                     incarnation=link.peer.incarnation,
                     progress=progress if isinstance(progress, int) else 0,
                     busy=busy is True,
+                    load=_figures(message.get("load")),
                 )
             )
         elif not self._questions.take(link, message):
@@ -389,7 +399,7 @@ class Pool:
 
     def _send_beat(self, link: ControlLink) -> None:
         progress, busy = self._progress()
-        link.send({"type": "heartbeat", "progress": progress, "busy": busy})
+        link.send({"type": "heartbeat", "progress": progress, "busy": busy, "load": dict(self._load())})
         if addresses := list(self._announce()):  # again and again: cables are plugged and leases change
             link.send({"type": "addresses", "addresses": addresses})
 
@@ -413,3 +423,11 @@ class Pool:
             if self._on_change is not None:
                 with contextlib.suppress(Exception):  # a listener's fault does not stop the pool
                     self._on_change(change)
+
+
+def _figures(told: Any) -> dict[str, float]:
+    """What a peer says of its load, as far as it can be read; it is kept, so it is kept small."""
+    if not isinstance(told, dict):
+        return {}
+    figures = {name: value for name, value in told.items() if type(value) in (int, float) and math.isfinite(value)}
+    return {name: figures[name] for name in list(figures)[:MOST_FIGURES] if len(name) <= MOST_FIGURES}
