@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.models.batching_blocks import Block, cut
-from mlxcel_nb.models.batching_rows import Kind, Numbers, arrays_of, forget, kind_of, like
+from mlxcel_nb.models.batching_rows import Kind, Numbers, arrays_of, forget, kind_of, like, rounded
 from mlxcel_nb.models.caches import every, leaves
 from mlxcel_nb.models.part import Handover, LoadedPart
 
@@ -41,6 +41,9 @@ class Group:
 
     Where the model's sequences cannot be batched, and where there is only one, the caches are those of single
     sequences, and there is a forward for each.
+
+    A batch of R rows takes 4/3 R times what one of its longest row would, with the next token, rounded up to a multiple
+    of 256 tokens.
     """
 
     def __init__(self, part: LoadedPart) -> None:
@@ -172,13 +175,17 @@ class Group:
     def _untidy(self) -> bool:
         """Whether all rows are made anew before the next step: what they waste has cost as much.
 
-        A copy of the caches takes about as long as half a decode step; a free slot costs its part of each step.
+        A copy of the caches takes about as long as half a decode step; a free slot costs its part of each step. Nor may
+        the batch take more memory than it says: a quarter of its slots are free at most, and its columns are those of
+        its longest row, rounded up to what mlx-lm adds at a time. (It would copy all of them to add more.)
         """
         if self._batch is None:
             return False
+        if 4 * self._free > self._width or 2 * (self._wasted + self._free) > self._width:
+            return True
         longest = max(self._lengths.values())
-        wasted = 2 * (self._wasted + self._free) > self._width
-        return wasted or self._columns - longest > max(PADDING, longest // 4)
+        padding = self._columns - longest
+        return padding > max(PADDING, longest // 4) or rounded(self._columns + 1) > rounded(longest + 1)
 
     def _spread(self, x: mx.array | list[Handover]) -> mx.array | Handover:
         """Ids of all slots, from ids of the rows; a slot that is free is given a token that nobody reads."""

@@ -158,7 +158,7 @@ class Plain:
         new.offset, new.left_padding = numbers(lengths), numbers([longest - length for length in lengths])
         new._idx = longest
         columns = [] if batch is None else [(batch._idx - max(old, default=0), batch._idx)]
-        _assemble(new, batch, kept, columns, singles, longest, _rounded(longest + 1))
+        _assemble(new, batch, kept, columns, singles, longest, rounded(longest + 1))
         return new
 
 
@@ -199,7 +199,7 @@ class Rotating:
         new.offset, new.left_padding = numbers(lengths), mx.array([longest - size for size in sizes])
         new._idx = new._offset = longest
         columns = [] if batch is None else _ring(batch._idx, max(sizes[: len(old)], default=0), _width(batch))
-        _assemble(new, batch, kept, columns, singles, longest, min(_rounded(longest + 1), limits.max_size))
+        _assemble(new, batch, kept, columns, singles, longest, min(rounded(longest + 1), limits.max_size))
         return new
 
 
@@ -225,7 +225,8 @@ def _picked(numbers: mx.array, rows: Sequence[int]) -> list[int]:
     return [values[row] for row in rows]
 
 
-def _rounded(columns: int) -> int:
+def rounded(columns: int) -> int:
+    """Columns that are allocated for so many."""
     return -(-columns // STEP) * STEP
 
 

@@ -14,7 +14,7 @@ import pytest
 from mlxcel_nb.cluster.layout import make_layout
 from mlxcel_nb.models import architecture, batching, catalogue
 from mlxcel_nb.models.batching import Group, passes
-from mlxcel_nb.models.batching_rows import arrays_of, why_not
+from mlxcel_nb.models.batching_rows import arrays_of, rounded, why_not
 from mlxcel_nb.models.caches import every
 from mlxcel_nb.models.catalogue.families import ENTRIES
 from mlxcel_nb.models.loading import load_part
@@ -140,6 +140,40 @@ def test_columns_that_only_padding_has_are_given_up(tmp_path: Path, monkeypatch:
         batch = groups.groups[0]._batch
         assert batch is not None
         assert {min(cache.left_padding.tolist()) for cache in every(batch)} <= {0, -1, -2, -3, -4, -5}
+
+
+def test_a_batch_takes_no_more_than_its_longest_row_for_each(tmp_path: Path) -> None:
+    """And a third for those who have left: what a scheduler may count on, around a border of 256 tokens."""
+    (part,) = loaded("qwen3", tmp_path)
+
+    def caches(length: int) -> list[Any]:
+        held = part.make_cache()
+        mx.eval(part.forward(mx.zeros((1, length), mx.int32), held))
+        return held
+
+    per_token = sum(x.nbytes for x in arrays_of(caches(256))) // 256
+    lengths = {0: 250, 1: 300, 2: 20, 3: 12, 4: 12}
+    group = Group(part)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            mx.eval(group.forward(mx.zeros((len(lengths), 1), mx.int32)))
+            for row in lengths:
+                lengths[row] += 1
+            assert group.nbytes <= 4 / 3 * len(lengths) * rounded(max(lengths.values())) * per_token
+
+    group.join([(row, caches(length)) for row, length in lengths.items()])
+    steps(1)
+    for gone in (1, 0):
+        group.leave([gone])
+        del lengths[gone]
+        steps(3)
+    lengths[5] = 254
+    group.join([(5, caches(254))])
+    steps(4)
+    group.leave([5])
+    del lengths[5]
+    steps(2)
 
 
 def test_one_that_is_alone_has_caches_of_its_own(tmp_path: Path) -> None:
