@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -28,6 +28,9 @@ MODEL = "smollm2-135m"
 PROMPT = 128
 OUTPUT = 64
 LONG = 1500
+STREAM = 2000
+"""Tokens of the stream that a long prompt disturbs; it is left when the prompt has been read."""
+IDLE_PIECES = 40
 READY_S = 120.0
 ANSWER_S = 1200.0
 END_OF_TEXT = 2
@@ -47,10 +50,11 @@ class Server:
 class Answered:
     """One request as its client saw it: when it was asked, when each piece of text came, how many tokens it was."""
 
-    asked: float
-    pieces: list[float]
-    prompt_tokens: int
-    tokens: int
+    asked: float = field(default_factory=time.perf_counter)
+    pieces: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    tokens: int = 0
+    long_enough: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Prompts:
@@ -108,13 +112,15 @@ def peer(folder: str, blas: str) -> contextlib.AbstractContextManager[Server]:
     return running(f"mlx_lm.server, {blas} BLAS", command, f"http://127.0.0.1:{port}", folder)
 
 
-async def ask(client: httpx.AsyncClient, server: Server, prompt: str, tokens: int) -> Answered:
-    """One streamed completion."""
+async def ask(
+    client: httpx.AsyncClient, server: Server, prompt: str, tokens: int, into: Answered | None = None
+) -> Answered:
+    """One streamed completion; `into` shows it as it comes."""
     body = {
         "model": server.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True,
         "stream_options": {"include_usage": True}, "logit_bias": {str(END_OF_TEXT): -100},
     }  # fmt: skip
-    answered = Answered(time.perf_counter(), [], 0, 0)
+    answered = into or Answered()
     async with client.stream("POST", f"{server.url}/v1/completions", json=body) as response:
         response.raise_for_status()
         async for event in events(response):
@@ -122,6 +128,8 @@ async def ask(client: httpx.AsyncClient, server: Server, prompt: str, tokens: in
                 answered.prompt_tokens, answered.tokens = usage["prompt_tokens"], usage["completion_tokens"]
             if any(choice.get("text") for choice in event.get("choices", ())):
                 answered.pieces.append(time.perf_counter())
+                if len(answered.pieces) == IDLE_PIECES:
+                    answered.long_enough.set()
     return answered
 
 
@@ -149,22 +157,35 @@ def crowd(server: Server, prompts: Prompts, count: int, output: int = OUTPUT) ->
     }
 
 
-def disturbed(server: Server, prompts: Prompts, output: int) -> dict[str, float]:
-    """Gaps between the pieces of one stream: with nobody else, and while a long prompt is read."""
+def disturbed(server: Server, prompts: Prompts) -> dict[str, float]:
+    """Gaps between the pieces of one stream, seconds: while nobody else asks, and while a long prompt is read."""
 
-    async def both(long: str | None) -> list[float]:
+    async def both() -> tuple[list[float], list[float]]:
         async with httpx.AsyncClient(timeout=ANSWER_S) as client:
-            stream = asyncio.create_task(ask(client, server, prompts.text(PROMPT), output))
-            if long is None:
-                return gaps((await stream).pieces)
-            await asyncio.sleep(0)
-            other = await ask(client, server, long, 1)
-            pieces = (await stream).pieces
-            return gaps([piece for piece in pieces if other.asked <= piece <= other.pieces[0]])
+            stream = Answered()
+            reading = asyncio.create_task(ask(client, server, prompts.text(PROMPT), STREAM, stream))
+            await stream.long_enough.wait()
+            other = await ask(client, server, prompts.text(LONG), 1)
+            if reading.done():
+                raise RuntimeError(f"the stream of {STREAM} tokens ended before the long prompt was read")
+            reading.cancel()
+            within = [piece for piece in stream.pieces if other.asked <= piece <= other.pieces[0]]
+            return gaps(stream.pieces[:IDLE_PIECES]), gaps(within)
 
-    idle = asyncio.run(both(None))
-    while_read = asyncio.run(both(prompts.text(LONG)))
-    return {"idle_s": statistics.median(idle), "p99_s": percentile(while_read, 0.99), "gaps": len(while_read)}
+    idle, meanwhile = asyncio.run(both())
+    return {"p99": percentile(meanwhile, 0.99), "idle": statistics.median(idle), "gaps": len(meanwhile)}
+
+
+def evenness(server: Server, prompts: Prompts, times: int) -> dict[str, Any]:
+    """The row of `disturbed`."""
+    found = [disturbed(server, prompts) for _ in range(times)]
+    ratios = [each["p99"] / each["idle"] for each in found]
+    ratio = statistics.median(ratios)
+    return {
+        "figure": f"p99 gap of a stream while {LONG} tokens are read : its idle gap",
+        "ours": statistics.median(each["p99"] for each in found), "mlx_lm": "",
+        "ratio": ratio, "low": min(ratios), "high": max(ratios), **goal(ratio, at_most=2.5),
+    }  # fmt: skip
 
 
 def gaps(moments: list[float]) -> list[float]:
@@ -195,6 +216,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                     row = compare("output_tokens_per_s", ("ours", "mlx_lm"), runs)
                     what = f"{count} at once, {layout}, against mlx_lm.server with {name} BLAS"
                     rows.append({**row, "figure": what, **goal(row["ratio"], at_least=least)})
+                if not options:
+                    rows.append(evenness(server, prompts, pairs))
     return {
         "what": f"{MODEL}, float32, over HTTP; {PROMPT} tokens in, {output} out; output tokens a second, all together",
         "figures": rows,
