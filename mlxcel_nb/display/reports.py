@@ -16,6 +16,7 @@ from mlxcel_nb.client.report import (
 from mlxcel_nb.cluster.collectives import OWN, marked
 from mlxcel_nb.cluster.paths import SAME_HOST
 from mlxcel_nb.display.view import RUN_MIME, Column, State, View, note, stack, table
+from mlxcel_nb.display.work import engines_view, node_rows
 from mlxcel_nb.plan.capacity import LONGEST
 from mlxcel_nb.util.units import bytes_text, ms_text
 
@@ -66,6 +67,8 @@ def status_view(status: ClusterStatus) -> View:
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
     if len(status.replicas) > 1:
         views.append(_replicas(status.replicas))
+    if engines := [each for each in status.engines if each.requests > 1]:  # the first one is load's own
+        views.append(engines_view(engines))
     if status.differing:
         columns = [Column("library"), Column("version"), Column("nodes")]
         differing = [[each.library, each.version, ", ".join(each.nodes)] for each in status.differing]
@@ -115,6 +118,7 @@ def node_view(status: ClusterStatus, node_id: str) -> View:
         ["keys and values", _kv_words(part, status.model)],
         ["partial sums", marked(node.collectives) if node.collectives else None],
         ["activity", node.activity or None],
+        *node_rows(node, status.engines),
         ["error", node.error or None],
         ["address", node.address or None],
         ["host", node.host or None],
