@@ -21,6 +21,7 @@ from mlxcel_nb.serve import answers, failures, requests
 from mlxcel_nb.serve.access import Access
 from mlxcel_nb.serve.answering import Answering
 from mlxcel_nb.serve.answers import Shape
+from mlxcel_nb.serve.backlog import MAX_WAIT_S, Backlog
 from mlxcel_nb.serve.edge import TICKETS, Bodies, Edge
 from mlxcel_nb.serve.failures import ApiError, refused
 from mlxcel_nb.serve.fields import Fields, body_of
@@ -31,7 +32,7 @@ from mlxcel_nb.serve.served import Served
 from mlxcel_nb.serve.tools import Form
 
 MAX_IN_FLIGHT = 256
-"""Requests that may be under way, those included that the engines let wait."""
+"""Requests that may be under way, those included that the engines let wait: bounds what they take here."""
 
 TICKET_S = 60.0
 """A stream that was prepared is fetched within this time."""
@@ -54,11 +55,16 @@ class Job:
 
 
 class Api:
-    """The ASGI application of one server."""
+    """The ASGI application of one server.
 
-    def __init__(self, served: Served, access: Access) -> None:
+    Args:
+        max_wait_s: who would wait longer for his first token is told to come again.
+    """
+
+    def __init__(self, served: Served, access: Access, *, max_wait_s: float = MAX_WAIT_S) -> None:
         self.served = served
-        self.metrics = Metrics(served)
+        self.backlog = Backlog(max_wait_s)
+        self.metrics = Metrics(served, self.backlog)
         self.live: set[Answering] = set()
         self._bodies = Bodies()
         self._tickets: dict[str, tuple[float, Job]] = {}
@@ -90,13 +96,22 @@ class Api:
 
     async def _job(self, path: str, body: dict[str, Any]) -> Job:
         self.served.check()
-        if len(self.live) >= MAX_IN_FLIGHT:
-            what = f"{len(self.live)} requests are under way"
-            raise ApiError(429, what, code="busy", retry_s=failures.BUSY_RETRY_S)
+        self._check_room()
         ask = GENERATORS[path](body, longest=self.served.longest)
         name = self.served.check_name(ask.model)
         prompts, form = await self.served.prepare(ask)
+        self._check_room()  # others may have come meanwhile
         return Job(ask=ask, name=name, prompts=prompts, form=form)
+
+    def _check_room(self) -> None:
+        now = time.monotonic()
+        if (retry_s := self.backlog.retry_s(now)) is not None:
+            wait_s = self.backlog.wait_s(now)
+            what = f"{self.backlog.waiting} requests wait for a first token, and another would for about {wait_s:.0f} s"
+            raise ApiError(429, what, code="busy", retry_s=retry_s)
+        if len(self.live) >= MAX_IN_FLIGHT:
+            what = f"{len(self.live)} requests are under way"
+            raise ApiError(429, what, code="busy", retry_s=failures.BUSY_RETRY_S)
 
     async def _ticket(self, request: Request) -> Response:
         """A browser's EventSource can only GET: what it is to be told of is posted beforehand."""

@@ -11,6 +11,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mlxcel_nb.client.report import Completion
+from mlxcel_nb.serve.backlog import Backlog
 from mlxcel_nb.serve.served import Served
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -25,9 +26,10 @@ TOKENS = tuple(2**power for power in range(0, 18, 2))
 class Metrics:
     """The series of one server."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, backlog: Backlog) -> None:
         self.registry = registry = CollectorRegistry()
         self.served = served
+        self.backlog = backlog
 
         def counter(name: str, about: str, *labels: str) -> Counter:
             return Counter(f"mlxcel_{name}", about, labels, registry=registry)
@@ -50,6 +52,9 @@ class Metrics:
         Gauge("mlxcel_ready", "1 when the model can be had.", registry=registry).set_function(self._ready)
         room = "Tokens of the longest request there can be; 0 where nobody knows."
         Gauge("mlxcel_request_capacity_tokens", room, registry=registry).set_function(self._capacity)
+        wait = "How long a request that comes now is likely to wait for its first token."
+        gauge = Gauge("mlxcel_expected_wait_seconds", wait, registry=registry)
+        gauge.set_function(lambda: backlog.wait_s(time.monotonic()))
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
@@ -74,6 +79,7 @@ class Meter:
         self._last: float | None = None
         self._ended = False
         metrics.waiting.inc()
+        metrics.backlog.come(self._began)
 
     def piece(self, tokens: int) -> None:
         """A piece of text came, of so many tokens: of several that came together, each took its share of the time."""
@@ -81,6 +87,7 @@ class Meter:
         if self._last is None:
             self._metrics.waiting.dec()
             self._metrics.running.inc()
+            self._metrics.backlog.served(now)
             self._metrics.ttft.observe(now - self._began)
         else:
             for _ in range(tokens):
@@ -93,7 +100,11 @@ class Meter:
             return
         self._ended = True
         metrics = self._metrics
-        (metrics.waiting if self._last is None else metrics.running).dec()
+        if self._last is None:
+            metrics.waiting.dec()
+            metrics.backlog.served(time.monotonic()) if completion is not None else metrics.backlog.leave()
+        else:
+            metrics.running.dec()
         metrics.answers.labels(reason).inc()
         metrics.total.observe(time.monotonic() - self._began)
         if completion is not None:

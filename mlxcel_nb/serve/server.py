@@ -18,6 +18,7 @@ from mlxcel_nb.errors import ClusterError, ConfigError
 from mlxcel_nb.net.links.sockets import bind
 from mlxcel_nb.serve.access import Access
 from mlxcel_nb.serve.app import Api
+from mlxcel_nb.serve.backlog import MAX_WAIT_S
 from mlxcel_nb.serve.connection import Connection
 from mlxcel_nb.serve.served import Served
 from mlxcel_nb.util.log import get_logger, trail
@@ -41,6 +42,7 @@ class ApiServer:
         port: 0 takes a free one; see `url`.
         certificate, private_key: PEM files; HTTPS with them.
         origins: of web pages that may use it.
+        max_wait_s: who would wait longer for his first token is told to come again.
 
     Raises:
         ConfigError: an option that cannot work; nothing has been opened.
@@ -56,6 +58,7 @@ class ApiServer:
         certificate: str | None = None,
         private_key: str | None = None,
         origins: Sequence[str] = (),
+        max_wait_s: float = MAX_WAIT_S,
     ) -> None:
         self.served = served
         tls = _tls(certificate, private_key)
@@ -69,7 +72,7 @@ class ApiServer:
             raise
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http{'s' if tls else ''}://{shown}:{address[1]}"
-        self._api = Api(served, self.access)
+        self._api = Api(served, self.access, max_wait_s=max_wait_s)
         config = uvicorn.Config(
             self._api.app,
             http=Connection,

@@ -1,0 +1,83 @@
+"""Who is told to come again: not who finds many waiting, but who would wait long."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxcel_nb.serve import backlog as module
+from mlxcel_nb.serve.backlog import FEW, LATEST, MAX_RETRY_S, Backlog
+from mlxcel_nb.serve.server import ApiServer
+from tests.serve.callers import ask
+
+SHORT = {"prompt": "x", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+
+
+def busy(waiting: int, gap: float, max_wait_s: float = 60.0) -> tuple[Backlog, float]:
+    """So many wait, and one of them has had its first text every `gap` seconds."""
+    backlog, now = Backlog(max_wait_s), 1000.0
+    for _ in range(waiting + LATEST):
+        backlog.come(now)
+    for _ in range(LATEST):
+        now += gap
+        backlog.served(now)
+    return backlog, now
+
+
+def test_the_wait_is_what_waits_at_the_rate_of_the_latest() -> None:
+    backlog, now = busy(20, 0.5)
+    assert backlog.wait_s(now) == pytest.approx(10.0)
+    assert backlog.retry_s(now) is None
+
+
+def test_a_slow_machine_says_busy_with_few_that_wait_and_a_fast_one_with_many() -> None:
+    slow, now = busy(40, 2.0)
+    assert slow.retry_s(now) == pytest.approx(20.0)
+    fast, now = busy(200, 0.01)
+    assert fast.retry_s(now) is None
+
+
+def test_a_few_may_always_wait() -> None:
+    backlog, now = busy(FEW - 1, 100.0)
+    assert backlog.wait_s(now) > 60 and backlog.retry_s(now) is None
+    backlog.come(now)
+    assert backlog.retry_s(now) == MAX_RETRY_S
+
+
+def test_silence_counts_and_an_idle_time_does_not() -> None:
+    backlog, now = busy(20, 0.5)
+    assert backlog.retry_s(now + 300) is not None
+    for _ in range(20):
+        backlog.leave()
+    assert backlog.wait_s(now + 300) == 0.0
+    for _ in range(20):
+        backlog.come(now + 300)
+    assert backlog.wait_s(now + 300) == pytest.approx(10.0), "the rate is remembered"
+
+
+def test_whoever_comes_first_is_let_in_and_counts() -> None:
+    backlog = Backlog()
+    assert backlog.retry_s(5.0) is None
+    for _ in range(FEW):
+        backlog.come(5.0)
+    assert backlog.retry_s(5.0) is None, "nothing is known yet"
+    assert backlog.retry_s(50.0) is not None, "nobody has been served for 45 seconds"
+
+
+def test_the_hint_is_how_long_the_queue_is_too_long() -> None:
+    backlog, now = busy(31, 2.0)
+    assert backlog.retry_s(now) == pytest.approx(2.0)
+    backlog.served(now)
+    assert backlog.retry_s(now) is None, "one less, and a shorter gap"
+
+
+def test_a_caller_is_told_when_to_come_again(tiny_server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(tiny_server, "POST", "/v1/completions", SHORT)[0] == 200
+    monkeypatch.setattr(module, "FEW", 0)
+    monkeypatch.setattr(tiny_server._api.backlog, "_max_wait_s", -7.5)
+    status, headers, body = ask(tiny_server, "POST", "/v1/completions", SHORT)
+    assert (status, headers["retry-after"]) == (429, "8")
+    assert body["error"]["code"] == "busy" and "wait for a first token" in body["error"]["message"]
+    monkeypatch.undo()
+    assert tiny_server._api.backlog.waiting == 0
+    assert "mlxcel_expected_wait_seconds 0.0" in ask(tiny_server, "GET", "/metrics")[2]
+    assert ask(tiny_server, "POST", "/v1/completions", SHORT)[0] == 200
