@@ -1,7 +1,7 @@
 """What `/metrics` tells Prometheus: requests, tokens, and how long callers waited. On the server's loop.
 
 Figures are taken where answers arrive, before they are written to a caller: one who reads slowly is not in them. What
-only the engines know (memory of keys and values, how busy each stage is, bytes of links) has no series here.
+only the engines know is in `engine_series`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from mlxcel_nb.client.report import Completion
 from mlxcel_nb.serve.backlog import Backlog
+from mlxcel_nb.serve.engine_series import EngineSeries
 from mlxcel_nb.serve.served import Served
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -55,6 +56,7 @@ class Metrics:
         wait = "How long a request that comes now is likely to wait for its first token."
         gauge = Gauge("mlxcel_expected_wait_seconds", wait, registry=registry)
         gauge.set_function(lambda: backlog.wait_s(time.monotonic()))
+        registry.register(EngineSeries(lambda: served.status))
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

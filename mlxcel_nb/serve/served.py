@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxcel_nb import __version__
-from mlxcel_nb.client.report import LoadReport
+from mlxcel_nb.client.report import ClusterStatus, LoadReport
 from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.serve import failures
 from mlxcel_nb.serve.failures import ApiError
@@ -35,6 +35,9 @@ class Served:
     Args:
         cluster: None as long as there is none, with the reason in `waiting`.
         names: what the model is called in requests; its own name where none are given.
+
+    Attributes:
+        status: what the nodes said when they were asked last; None while there is no model.
     """
 
     def __init__(self, cluster: Cluster | None = None, *, names: Sequence[str] = ()) -> None:
@@ -44,6 +47,7 @@ class Served:
         self.created = int(time.time())
         self._names = tuple(names)
         self._prepares: Prompter | None = None
+        self.status: ClusterStatus | None = None
         self._trouble = ""
 
     # -- what there is -----------------------------------------------------------------------------
@@ -109,14 +113,14 @@ class Served:
         raise ApiError(404, f"there is no model {name!r:.80}, only {known}", param="model", code="model_not_found")
 
     async def watch(self) -> None:
-        """Ask the nodes, while the server runs, whether what they hold of the model is still good."""
+        """Ask the nodes, while the server runs, how they are and whether what they hold of the model is still good."""
         while True:
-            cluster, report = self.cluster, self.report
-            trouble = ""
-            if cluster is not None and report is not None:
+            cluster, status = self.cluster, None
+            if cluster is not None and self.report is not None:
                 with contextlib.suppress(MlxcelError):
-                    trouble = await asyncio.to_thread(_trouble_of, cluster)
-            self._trouble = trouble
+                    status = await asyncio.to_thread(cluster.status)
+            self.status = status
+            self._trouble = _trouble_of(status)
             await asyncio.sleep(times.HEARTBEAT_S)
 
     # -- prompts -----------------------------------------------------------------------------------
@@ -140,6 +144,6 @@ class Served:
         return self._prepares
 
 
-def _trouble_of(cluster: Cluster) -> str:
-    problems = [replica.problem for replica in cluster.status().replicas]
+def _trouble_of(status: ClusterStatus | None) -> str:
+    problems = [replica.problem for replica in status.replicas] if status else []
     return problems[0] if problems and all(problems) else ""

@@ -15,6 +15,8 @@ from openai import OpenAI
 
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.serve.server import ApiServer
+from tests.cluster.harness import wait_until
+from tests.serve.callers import ask
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -257,8 +259,6 @@ def test_curl_asks_and_streams(smollm2_server: ApiServer, client: OpenAI) -> Non
 
 def test_health_and_metrics_tell_of_the_model(smollm2_server: ApiServer, client: OpenAI) -> None:
     """Case 33."""
-    from tests.serve.callers import ask
-
     assert ask(smollm2_server, "GET", "/health")[2] == {"status": "ok", "model": "smollm2", "layout": "pp2"}
     page = ask(smollm2_server, "GET", "/metrics")[2]
     figures = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
@@ -269,3 +269,24 @@ def test_health_and_metrics_tell_of_the_model(smollm2_server: ApiServer, client:
     assert float(figures["mlxcel_generated_tokens_total"]) > 0
     assert float(figures["mlxcel_time_to_first_token_seconds_count"]) > 0
     assert float(figures["mlxcel_inter_token_latency_seconds_count"]) > 0
+
+
+def test_metrics_tell_of_the_engines(smollm2_server: ApiServer, client: OpenAI) -> None:
+    greedy(client)
+
+    def figures() -> dict[str, float]:
+        page = ask(smollm2_server, "GET", "/metrics")[2]
+        lines = [line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in lines}
+
+    leader = '{leader="engine-0"}'
+    wait_until(
+        lambda: figures().get(f"mlxcel_engine_generated_tokens_total{leader}", 0) > 8,
+        deadline_s=40,
+        what="the nodes to have been asked",
+    )
+    told = figures()
+    assert told[f"mlxcel_engine_kv_available_bytes{leader}"] > 0
+    assert 0 < told['mlxcel_stage_busy_ratio{leader="engine-0",stage="1"}'] <= 1
+    assert 0 <= told[f"mlxcel_bubble_ratio{leader}"] < 1 and told[f"mlxcel_least_bubble_ratio{leader}"] >= 0
+    assert told['mlxcel_link_received_bytes_total{node="engine-1",peer="engine-0"}'] > 0
