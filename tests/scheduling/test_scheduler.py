@@ -332,6 +332,21 @@ def test_a_failure_takes_all_blocks() -> None:
     assert sequence.reused == 0
 
 
+@pytest.mark.parametrize(("made", "reused"), [(0, 0), (1, 96)])
+def test_the_count_of_reused_tokens_is_that_of_the_reading_that_made_the_first_token(made: int, reused: int) -> None:
+    """A failure before it takes the blocks, and all is read; a failure after it changes nothing that was said."""
+    one = scheduler()
+    run(one, request(*long(100)))
+    sequence = one.add(request(*long(100)), 0.0)
+    under_way = plan(one)
+    assert sequence.reused == 96
+    if made:
+        answer(one, under_way)
+    one.reset()
+    answer(one, plan(one))
+    assert (sequence.reused, sequence.position) == (reused, made + 1)
+
+
 def test_kept_blocks_are_bounded_by_their_share() -> None:
     one = scheduler(rooms=((plain(20 * BLOCK),),), kept=0.25)
     for first in range(5):
