@@ -1,0 +1,128 @@
+"""What is kept of sequences, for others that begin alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxcel_nb.scheduling.sequence import State
+from mlxcel_nb.scheduling.step_plan import BLOCK
+from tests.scheduling.ranks import plain
+from tests.scheduling.steps import answer, long, plan, request, run, scheduler
+
+
+def test_the_next_turn_of_a_chat_begins_with_the_blocks_of_the_last() -> None:
+    one = scheduler()
+    first, _ = run(one, request(*long(50), max_tokens=20))
+    assert first.reused == 0 and one.blocks == 2  # 69 of 70 tokens were ever read
+    second, plans = run(one, request(*first.tokens, *long(20, first=9)))
+    assert second.reused == 64
+    assert [each.blocks for each in plans[0].restore] == [(0, 1)]
+    assert plans[0].work[0].tokens == tuple(second.request.prompt[64:])
+
+
+def test_the_last_token_of_a_prompt_is_always_run() -> None:
+    one = scheduler()
+    prompt = long(2 * BLOCK)
+    run(one, request(*prompt))
+    again, plans = run(one, request(*prompt))
+    assert again.reused == BLOCK
+    assert plans[0].work[0].count == BLOCK
+    longer, plans = run(one, request(*prompt, 3))
+    assert longer.reused == 2 * BLOCK
+    assert plans[0].work[0].count == 1
+
+
+def test_several_answers_to_one_prompt_read_it_once() -> None:
+    """An owner's prompts are read one at a time, and blocks are kept as soon as one has been read."""
+    one = scheduler()
+    made = [one.add(request(*long(100), params={"seed": seed}), 0.0) for seed in range(4)]
+    read = 0
+    while not all(each.state is State.DECODE for each in made):
+        step = plan(one)
+        read += sum(each.count for each in step.work if each.prefill)
+        answer(one, step)
+    assert [each.reused for each in made] == [0, 96, 96, 96]
+    assert read == 100 + 3 * 4
+
+
+@pytest.mark.parametrize("reusable", [True, False])
+def test_the_count_of_reused_tokens_is_honest(reusable: bool) -> None:
+    """Case 43: a prefix that diverges within a block is reused up to that block; where a window slides, not at all."""
+    one = scheduler(reusable=reusable)
+    run(one, request(*long(100)))
+    other = [*long(47), *long(53, first=90)]
+    sequence, plans = run(one, request(*other))
+    assert sequence.reused == (BLOCK if reusable else 0)
+    read = sum(each.count for step in plans for each in step.work if each.prefill)
+    assert read + sequence.reused == 100
+    moved = any(step.keep or step.restore for step in plans)
+    assert moved == bool(one.blocks) == reusable
+
+
+def test_blocks_get_fresh_numbers_and_their_count_is_as_before() -> None:
+    """Case 41."""
+    one = scheduler()
+    run(one, request(*long(100)))
+    before = one.blocks
+    seen = set(range(before))
+    run(one, request(*long(100)))
+    assert one.blocks == before == 3
+    one.forget_prefixes()
+    last = plan(one)
+    assert sorted(last.free) == sorted(seen) and not one.blocks
+    answer(one, last)
+    _, plans = run(one, request(*long(100)))
+    new = [each.block for step in plans for each in step.keep]
+    assert len(new) == 3 and not seen & set(new)
+
+
+def test_blocks_give_way_to_sequences_least_recently_used_first() -> None:
+    one = scheduler(rooms=((plain(300),),), kept=1.0)
+    run(one, request(*long(96), max_tokens=1))
+    run(one, request(*long(96, first=20), max_tokens=1))
+    run(one, request(*long(64), 200))  # its first two blocks are used again
+    assert one.blocks == 6
+    _, plans = run(one, request(*long(140, first=40), max_tokens=1))
+    assert plans[0].free == (2,)  # the third block of the first, which was not used again
+
+
+def test_what_a_plan_restores_from_stays_until_the_next() -> None:
+    """Two come with one plan: the second would have room if the blocks went that the first begins with."""
+    one = scheduler(rooms=((plain(280),),), kept=1.0)
+    run(one, request(*long(96), max_tokens=1))
+    one.add(request(*long(96), 200, max_tokens=1, owner="a"), 0.0)
+    one.add(request(*long(100, first=40), max_tokens=1, owner="b"), 0.0)
+    both = plan(one)
+    assert both.restore[0].blocks == (0, 1, 2) and not both.free
+    assert len(both.open) == 1
+
+
+def test_a_failure_takes_all_blocks() -> None:
+    one = scheduler()
+    run(one, request(*long(100)))
+    one.reset()
+    sequence, _ = run(one, request(*long(100)))
+    assert sequence.reused == 0
+
+
+@pytest.mark.parametrize(("made", "reused"), [(0, 0), (1, 96)])
+def test_the_count_of_reused_tokens_is_that_of_the_reading_that_made_the_first_token(made: int, reused: int) -> None:
+    """A failure before it takes the blocks, and all is read; a failure after it changes nothing that was said."""
+    one = scheduler()
+    run(one, request(*long(100)))
+    sequence = one.add(request(*long(100)), 0.0)
+    under_way = plan(one)
+    assert sequence.reused == 96
+    if made:
+        answer(one, under_way)
+    one.reset()
+    answer(one, plan(one))
+    assert (sequence.reused, sequence.position) == (reused, made + 1)
+
+
+def test_kept_blocks_are_bounded_by_their_share() -> None:
+    one = scheduler(rooms=((plain(20 * BLOCK),),), kept=0.25)
+    for first in range(5):
+        run(one, request(*long(3 * BLOCK, first=1 + 9 * first), max_tokens=1))
+    assert one.blocks == 5
+    assert one.kv_use() == (5 * BLOCK * 20, 20 * BLOCK * 20)
