@@ -64,7 +64,7 @@ def _node(router: Router, engine: EngineInfo, facts: dict[str, Any], exits: Mapp
         host=facts.get("host", engine.host),
         pid=engine.pid,
         platform=facts.get("platform", ""),
-        activity=facts.get("activity", ""),
+        activity=_activity(facts),
         threads=facts.get("threads", 0),
         blas=facts.get("blas", ""),
         memory_bytes=facts.get("memory_bytes", 0),
@@ -81,6 +81,15 @@ def _node(router: Router, engine: EngineInfo, facts: dict[str, Any], exits: Mapp
         work=work if isinstance(work, dict) else {},
         received_bytes={str(peer): _received(info) for peer, info in links.items()} if isinstance(links, dict) else {},
     )
+
+
+def _activity(facts: dict[str, Any]) -> str:
+    """What a node is at; with how many requests, where it leads them."""
+    activity, work = str(facts.get("activity") or ""), facts.get("work")
+    engine = work.get("engine") if isinstance(work, dict) else None
+    if not isinstance(engine, dict) or activity not in ("prefill", "decode"):
+        return activity
+    return f"{activity}: {figure_of(engine, 'running'):.0f} running, {figure_of(engine, 'waiting'):.0f} waiting"
 
 
 def _received(info: Any) -> int:

@@ -67,10 +67,6 @@ class EngineFacts:
     micro_batches: int = 1
     counts: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def words(self) -> str:
-        return f"{self.running} running, {self.waiting} waiting"
-
     def to_dict(self) -> dict[str, Any]:
         told = asdict(self)
         return {**told, **told.pop("counts")}

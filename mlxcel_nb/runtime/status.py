@@ -56,8 +56,6 @@ def worker_facts(worker: Worker) -> dict[str, Any]:
     elif stalled(activity != "idle", still_s, step_s(worker)):
         why = f"no progress for {still_s:.0f} s"
         activity = f"stalled: {why} in {activity}"
-    elif activity != "idle" and (facts := engine_facts(worker)) is not None:
-        activity = f"{activity}, {facts.words}"
     return {"activity": activity, "progress": worker.progress, "error": error, "stalled": why}
 
 
