@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +37,7 @@ from mlxcel_nb.util.versions import local_versions
 
 if TYPE_CHECKING:
     from mlxcel_nb.client.forcing import Forced
+    from mlxcel_nb.client.saved_kv import KvReport
 
 START_S = 60.0
 
@@ -344,6 +345,43 @@ class Cluster(AsyncTwins):
             on_progress=on_progress,
             stopped=stopped,
         )
+
+    def save_kv(
+        self,
+        name: str,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+        conversation: Sequence[Mapping[str, str]] = (),
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> KvReport:
+        """Save keys and values of the last request, prompt and answer, or of a prompt, which is read first.
+
+        Args:
+            name: of the file; one that is there is replaced.
+            prompt: text, or token ids.
+            messages: a conversation instead, rendered with the model's chat template.
+            conversation: turns to save along, for whoever goes on with it.
+            on_progress: told tokens, done and in all.
+
+        Raises:
+            RequestError: a model whose keys and values cannot be taken apart, or nothing that is kept. ModelError: no
+                room on the disk.
+        """
+        return self._held().save_kv(
+            name, prompt, messages=messages, conversation=conversation, on_progress=on_progress
+        )
+
+    def load_kv(self, name: str, *, on_progress: Callable[[int, int], None] | None = None) -> KvReport:
+        """Have the engines keep what `save_kv` has saved of the same model, in whatever layout it was and is.
+
+        A request that begins alike does not read that again. What there is no room for is left out; the report says
+        how many tokens are kept.
+
+        Raises:
+            ConfigError: it was saved of another model, or in another type. ModelError: no such file, or not whole.
+        """
+        return self._held().load_kv(name, on_progress=on_progress)
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """Meanwhile no answer counts as the last one that `status` tells of: they are not the user's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from mlxcel_nb.client.replicas import Lost, Replica, Replicas
 from mlxcel_nb.client.report import Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, new_id
 from mlxcel_nb.client.stream import Stream
-from mlxcel_nb.errors import EngineLost, MlxcelError, PeerLost
+from mlxcel_nb.errors import EngineLost, MlxcelError, PeerLost, RequestError
 from mlxcel_nb.launch.local import EngineInfo
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder
@@ -27,6 +27,7 @@ from mlxcel_nb.util import times
 
 if TYPE_CHECKING:
     from mlxcel_nb.client.forcing import Forced
+    from mlxcel_nb.client.saved_kv import KvReport
 
 WARM_UP = SamplingParams(max_tokens=1, ignore_eos=True)
 """Ready is said after one real token."""
@@ -98,6 +99,39 @@ class Model:
         order = forcing.order(replica.order.instance, prompt, tokens)
         asking.finish(self._ask(replica, order))
         return forcing.bring(self._router, replica.report, order.id, len(tokens), replica.order.step_s)
+
+    def save_kv(
+        self,
+        name: str,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+        conversation: Sequence[Mapping[str, str]] = (),
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> KvReport:
+        """Save what is kept of a prompt, or of the user's last request, as `Cluster.save_kv` does."""
+        from mlxcel_nb.client import saved_kv
+
+        if prompt is not None or messages is not None:
+            replica, order = self.replicas.one(), _order_of(prompt, WARM_UP, messages)
+            with self.aside():
+                asking.finish(self._ask(replica, order))
+            latest = replica, order.id
+        elif self._latest is not None:
+            latest = self._latest
+        else:
+            raise RequestError("nothing has been read yet", advice="Ask something first, or give a prompt.")
+        replica, request = latest
+        return saved_kv.save(
+            self._router, replica.order, self.report, name, request, messages=conversation, on_progress=on_progress
+        )
+
+    def load_kv(self, name: str, *, on_progress: Callable[[int, int], None] | None = None) -> KvReport:
+        """Have every replica that works keep what was saved, as `Cluster.load_kv` does."""
+        from mlxcel_nb.client import saved_kv
+
+        orders = [each.order for each in self.replicas.all if not each.failure]
+        return saved_kv.load(self._router, orders, self.report, name, on_progress=on_progress)
 
     def problem(self) -> str:
         """Why no request can be answered any more; "" where one can. Asks nobody."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,6 +15,7 @@ from mlxcel_nb.models.params import SamplingParams
 
 if TYPE_CHECKING:
     from mlxcel_nb.client.forcing import Forced
+    from mlxcel_nb.client.saved_kv import KvReport
 
 Prompt = str | Sequence[int] | None
 
@@ -63,6 +64,19 @@ class AsyncTwins(ABC):
     def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced: ...
 
     @abstractmethod
+    def save_kv(
+        self,
+        name: str,
+        prompt: Prompt = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+        conversation: Sequence[Mapping[str, str]] = (),
+    ) -> KvReport: ...
+
+    @abstractmethod
+    def load_kv(self, name: str) -> KvReport: ...
+
+    @abstractmethod
     def generate_all(
         self,
         prompts: Sequence[str | Sequence[int]] | None = None,
@@ -100,6 +114,12 @@ class AsyncTwins(ABC):
 
     async def aforced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced:
         return await asyncio.to_thread(self.forced, prompt, tokens)
+
+    async def asave_kv(self, name: str, prompt: Prompt = None, **options: Any) -> KvReport:
+        return await asyncio.to_thread(lambda: self.save_kv(name, prompt, **options))
+
+    async def aload_kv(self, name: str) -> KvReport:
+        return await asyncio.to_thread(self.load_kv, name)
 
     async def astream(
         self,

@@ -36,6 +36,7 @@ class Kind(enum.Enum):
 
     MODEL = "model"
     CACHED = "cached model"
+    SAVED = "saved keys and values"
     PATH = "path"
     CLUSTER = "cluster"
     NODE = "node"

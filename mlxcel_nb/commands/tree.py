@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from mlxcel_nb.commands.arguments import cluster, config, discover, generation, model, net, node, plan, serve, verify
+from mlxcel_nb.commands.arguments import (
+    cluster,
+    config,
+    discover,
+    generation,
+    kv,
+    model,
+    net,
+    node,
+    plan,
+    serve,
+    verify,
+)
 from mlxcel_nb.commands.parser import Kind, Parser, Tree, Where
 
 
@@ -22,6 +34,7 @@ def build(here: Where) -> Parser:
     generation.add_generation(tree, magic)
     serve.add(tree, magic)
     model.add(tree)
+    kv.add(tree)
     plan.add(tree)
     verify.add(tree)
     config.add(tree)

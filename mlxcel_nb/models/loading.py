@@ -158,6 +158,7 @@ def load_part(
         warnings=[*_of_code(config), *remarks, *weights.warnings, *tensor_plan.remarks()],
         dispatch=dispatch,
         one_by_one=one_by_one,
+        kv_heads=tensor_plan.kv_heads,
     )
 
 

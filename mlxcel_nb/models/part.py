@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from mlxcel_nb.models import caches
 from mlxcel_nb.models.sharding.expert_parallel import Dispatch
 from mlxcel_nb.models.stages import Skeleton, Switches, named_arrays
 from mlxcel_nb.models.staging.family import Handover, StageDone
+from mlxcel_nb.plan.kv_shares import KvShare
 from mlxcel_nb.plan.part import Part
 
 __all__ = ["Handover", "LoadedPart", "Part"]
@@ -27,6 +28,7 @@ class LoadedPart:
         dtype: of the activations, as MLX names it ("float32").
         warnings: what a user should hear about the model's files.
         dispatch: where experts are spread, how those of other ranks are reached.
+        kv_heads: layer -> the share of its keys and values that this rank keeps; of layers not named, all.
         one_by_one: why several sequences take a forward each; empty where one does for all of them.
     """
 
@@ -40,6 +42,7 @@ class LoadedPart:
     warnings: list[str] = field(default_factory=list)
     dispatch: Dispatch | None = None
     one_by_one: str = ""
+    kv_heads: Mapping[int, KvShare] = field(default_factory=dict)
 
     @property
     def layers(self) -> tuple[int, int]:

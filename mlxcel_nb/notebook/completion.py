@@ -159,6 +159,13 @@ def cached(prefix: str) -> list[str]:
     return [entry.name for entry in list_models() if entry.fetched and entry.name.startswith(prefix)]
 
 
+def saved(prefix: str) -> list[str]:
+    """Names of saved keys and values."""
+    from mlxcel_nb.models.kv_file import list_saved
+
+    return [each.name for each in list_saved() if each.name.startswith(prefix)]
+
+
 def clusters(prefix: str) -> list[str]:
     """Clusters of this kernel."""
     return [name for name in current().names if name.startswith(prefix)]
@@ -173,6 +180,7 @@ def nodes(prefix: str) -> list[str]:
 SOURCES: Sources = {
     Kind.MODEL: models,
     Kind.CACHED: cached,
+    Kind.SAVED: saved,
     Kind.PATH: paths,
     Kind.CLUSTER: clusters,
     Kind.NODE: nodes,

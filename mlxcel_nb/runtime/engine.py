@@ -26,6 +26,7 @@ from mlxcel_nb.runtime.answers import Answer, Clock
 from mlxcel_nb.runtime.engine_facts import Ledger
 from mlxcel_nb.runtime.execution import Execution
 from mlxcel_nb.runtime.instance import Instance
+from mlxcel_nb.runtime.kv_leader import Kept
 from mlxcel_nb.runtime.outcomes import Outcome, doing, heard
 from mlxcel_nb.runtime.protocol import GenerateOrder, OpenOrder
 from mlxcel_nb.runtime.recording import check_room
@@ -90,6 +91,7 @@ class Engine:
 
     Attributes:
         ledger: what it has to do and has done; its facts are for any thread.
+        kept: what of it may be saved, and what is being loaded.
     """
 
     def __init__(self, worker: Worker, instance: Instance, order: OpenOrder) -> None:
@@ -105,11 +107,17 @@ class Engine:
         self._result = 0.0
         self._spans = instance.fabric.spans
         self.ledger = Ledger(self._scheduler, self._spans)
+        self.kept = Kept(self._scheduler, instance.part)
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to do without being asked."""
         return not self._scheduler.idle
+
+    @property
+    def execution(self) -> Execution | None:
+        """The epoch under way, if one is."""
+        return self._execution
 
     # -- requests come and go ---------------------------------------------------------------------
 
@@ -218,6 +226,7 @@ class Engine:
                 self._finish(self._flights[0])
         except Exception as error:  # noqa: BLE001  # whatever it was, it is the end of this epoch
             self._failed(error)
+        self.kept.settle(now, plan, self._epoch, stuck=plan is None and not self._flights)
         if not self.busy:
             self._worker.leave()
         self.ledger.publish(now if self.busy else None)
@@ -338,6 +347,7 @@ class Engine:
         """The one last frame of a request."""
         if active.sequence is not None:
             del self._active[active.sequence.number]
+            self.kept.ended(active.command.order.id, active.command.owner, active.sequence)
         active.answer.end(
             reason,
             error=error if reason == "error" else None,
@@ -375,6 +385,7 @@ class Engine:
         what kind of error it was and whose, not its words, which may quote a prompt.
         """
         self._flights.clear()
+        self.kept.forget()
         self._worker.leave()
         self._worker.finish_recording()
         if self._execution is None:

@@ -31,6 +31,7 @@ class Execution:
         check: raises when the epoch has been aborted; called after each layer of a prefill chunk.
 
     Attributes:
+        ran: the step that was run last.
         recording: notes layers and logits of the one sequence there is, where that is asked for.
     """
 
@@ -38,6 +39,7 @@ class Execution:
         layout, me = instance.layout, instance.me
         self.epoch = epoch
         self.layers_done = 0
+        self.ran = -1
         self._instance = instance
         self._home = instance.home
         self._part: LoadedPart = instance.part
@@ -61,6 +63,10 @@ class Execution:
         groups = sum(group.nbytes for group in self._groups.values())
         return singles + groups + sum(block.nbytes for block in self._blocks.values())
 
+    def block(self, number: int) -> Block | None:
+        """A kept block, once its plan has been run."""
+        return self._blocks.get(number)
+
     def note(self, recording: Recording) -> None:
         """The next step's sequence runs alone and is noted."""
         self.recording = recording
@@ -80,6 +86,7 @@ class Execution:
             spans.begin(self.epoch, plan.step, rows=rows, tokens=rows * work.count, prefill=prefill)
         outcome = self._run(plan, work)
         spans.finish()
+        self.ran = plan.step
         return outcome
 
     def _run(self, plan: StepPlan, work: Work | None) -> Outcome:
@@ -126,6 +133,9 @@ class Execution:
             if keep.home == self._home:
                 self._blocks[keep.block] = self._cut(keep.sequence, keep.begin, keep.begin + BLOCK)
         self._drop(plan.drop)
+        for adopt in plan.adopt:
+            if adopt.home == self._home:
+                self._blocks[adopt.block] = self._instance.staging.take(adopt.transfer, adopt.index, self._part)
         for restore in plan.restore:
             if restore.home == self._home:
                 blocks = [self._blocks[block] for block in restore.blocks]

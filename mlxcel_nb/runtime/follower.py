@@ -30,6 +30,11 @@ class Follower:
         self._execution: Execution | None = None
         self._left = 0  # the last epoch that is over for this member
 
+    @property
+    def execution(self) -> Execution | None:
+        """The epoch under way, if one is."""
+        return self._execution
+
     def obey(self, message: dict[str, Any], waited_since: float) -> None:
         """Do what one frame of the leader's asks for.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from mlxcel_nb.cluster.layout import Layout
@@ -13,6 +13,7 @@ from mlxcel_nb.models.sampling import Sampler
 from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
 from mlxcel_nb.runtime.collectives import Collectives
 from mlxcel_nb.runtime.fabric import Fabric
+from mlxcel_nb.runtime.kv_staging import Staging
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.scheduling.step_plan import Open
 
@@ -26,6 +27,7 @@ class Instance:
     part: LoadedPart
     fabric: Fabric
     collectives: Collectives
+    staging: Staging = field(default_factory=Staging)
 
     @property
     def layout(self) -> Layout:

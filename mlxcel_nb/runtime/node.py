@@ -46,7 +46,7 @@ from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.runtime.requests import Requests
 from mlxcel_nb.runtime.stuck import StuckWatch
 from mlxcel_nb.runtime.surroundings import Surroundings
-from mlxcel_nb.runtime.worker import Open, Outbox, Stop, Worker
+from mlxcel_nb.runtime.worker import Kv, Open, Outbox, Stop, Worker, kv_question
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.util.loop import LoopThread
@@ -329,6 +329,7 @@ class Node:
             self._router_seen = time.monotonic()
             self._holding.router_left(link)
             self._requests.cancel_all(link)
+            self._worker.post(Kv({"what": "left"}, link.peer.node_id, lambda _answer: None))
         self._holding.witnesses.ended(link, reason)
 
     def _on_message(self, link: ControlLink, message: dict[str, Any]) -> None:
@@ -369,6 +370,8 @@ class Node:
             self._requests.cancel(field_of(message, "id", str), router)
         elif kind == "recorded":
             self._tell_recorded(router, message)
+        elif kind == "kv":
+            self._worker.post(kv_question(router, message, self._io.soon))
         elif kind == "spans":
             reading = self._worker.spans.read(field_of(message, "since", int)).to_dict()
             router.send({"type": "reply", "id": field_of(message, "id", str), "spans": reading})

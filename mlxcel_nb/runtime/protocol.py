@@ -23,6 +23,7 @@ heartbeat  node -> node      I live, so far is my work, and so much there is of 
 addresses  node -> node      my host's addresses: I may come from any of them
 spans      router -> node    where the time of steps went, from a number on; answered by reply
 recorded   router -> member  give a piece of what a request with `forced` tokens gave here; answered by reply
+kv         router -> member  save or load keys and values, piece by piece (`runtime.kv_store`); answered by reply
 reply      node -> router    the answer to digest, unload, status, place, measure, spans or recorded, by its `id`
 error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import MlxcelError, StepTimeout
+from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, OpenOrder, failed_end
+from mlxcel_nb.runtime.protocol import field as field_of
 from mlxcel_nb.runtime.spans import Spans
 from mlxcel_nb.runtime.stuck import GRACE_S, Inside
 from mlxcel_nb.util.log import get_logger, trail
@@ -85,11 +87,30 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Kv:
+    """A question of the router `owner` about saved keys and values; `reply` may be called on any thread."""
+
+    message: dict[str, Any]
+    owner: str
+    reply: Callable[[dict[str, Any]], None]
+
+
+def kv_question(router: ControlLink, message: dict[str, Any], soon: Callable[..., None]) -> Kv:
+    """A router's question, to be answered on its link.
+
+    Args:
+        soon: calls a function on the node's loop, from any thread.
+    """
+    asked = field_of(message, "id", str)
+    return Kv(message, router.peer.node_id, lambda answer: soon(router.send, {"id": asked, **answer}))
+
+
+@dataclass(frozen=True)
 class Stop:
     """End the thread."""
 
 
-Command = Load | Unload | Open | Generate | Cancel | Stop
+Command = Load | Unload | Open | Generate | Cancel | Kv | Stop
 
 
 @dataclass(frozen=True)
@@ -309,6 +330,10 @@ class Worker:
                 self._open(command.order)
             case Generate():
                 self._generate(command)
+            case Kv():
+                from mlxcel_nb.runtime import kv_store
+
+                kv_store.obey(self, command)
             case Cancel():
                 if self.engine is not None:
                     self.engine.cancel(command.request)

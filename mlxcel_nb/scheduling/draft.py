@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlxcel_nb.scheduling.step_plan import Keep, Open, Restore, StepPlan, Work
+from mlxcel_nb.scheduling.step_plan import Adopt, Keep, Open, Restore, StepPlan, Work
 
 
 @dataclass
@@ -12,6 +12,8 @@ class Draft:
     """The parts of a `StepPlan`, growing."""
 
     keep: dict[int, Keep] = field(default_factory=dict)
+    """By block."""
+    adopt: dict[int, Adopt] = field(default_factory=dict)
     """By block."""
     drop: list[int] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
@@ -21,12 +23,12 @@ class Draft:
 
     def let_go(self, block: int) -> None:
         """Free a block; one that this very plan was to keep is not even made."""
-        if self.keep.pop(block, None) is None:
+        if self.keep.pop(block, None) is None and self.adopt.pop(block, None) is None:
             self.free.append(block)
 
     @property
     def empty(self) -> bool:
-        return not (self.keep or self.drop or self.free or self.restore or self.open or self.work)
+        return not (self.keep or self.drop or self.free or self.adopt or self.restore or self.open or self.work)
 
     def plan(self, step: int) -> StepPlan:
         return StepPlan(
@@ -34,6 +36,7 @@ class Draft:
             keep=tuple(self.keep.values()),
             drop=tuple(self.drop),
             free=tuple(self.free),
+            adopt=tuple(self.adopt.values()),
             restore=tuple(self.restore),
             open=tuple(self.open),
             work=tuple(self.work),

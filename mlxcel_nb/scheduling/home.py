@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 
+from mlxcel_nb.scheduling.adoption import Adoption
 from mlxcel_nb.scheduling.draft import Draft
 from mlxcel_nb.scheduling.kv_budget import Batch, KvBudget, Use
 from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.prefix_tree import Node, PrefixTree
 from mlxcel_nb.scheduling.sequence import Sequence, State
-from mlxcel_nb.scheduling.step_plan import BLOCK, Keep, Open, Restore
+from mlxcel_nb.scheduling.step_plan import BLOCK, Adopt, Keep, Open, Restore
 
 
 def span(sequence: Sequence) -> int:
@@ -178,20 +179,41 @@ class Home:
 
     def keep(self, sequence: Sequence, draft: Draft) -> None:
         """Keep the blocks of what is in its caches, from the first one on, as many as there is room for."""
-        if not self._reusable:
-            return
-        cached = sequence.tokens[: sequence.cached]
-        path = self._tree.match(cached)
+        if self._reusable:
+            for begin, block in self._grow(sequence.tokens[: sequence.cached], draft):
+                draft.keep[block] = Keep(sequence.number, begin, block, self.number)
+
+    def adopt(self, adoption: Adoption, draft: Draft) -> None:
+        """Keep blocks that come from elsewhere, as many as there is room for."""
+        adoption.kept = self.kept(adoption.tokens)
+        if self._reusable and adoption.kept >= adoption.begin:
+            for begin, block in self._grow(adoption.tokens, draft):
+                draft.adopt[block] = Adopt(adoption.transfer, begin // BLOCK, block, self.number)
+                adoption.kept += 1
+
+    def _grow(self, tokens: list[int], draft: Draft) -> Iterator[tuple[int, int]]:
+        """The blocks of `tokens` that were not kept and now are, as many as there is room for: first token, number."""
+        path = self._tree.match(tokens)
         most = self.budget.beside(self._batches(self.running))
         with ExitStack() as held:
             held.enter_context(self._tree.holding(path))
-            for begin in range(len(path) * BLOCK, len(cached) - BLOCK + 1, BLOCK):
+            for begin in range(len(path) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
                 if not self._evict(most - 1, draft):
                     return
-                node = self._tree.add(path, tuple(cached[begin : begin + BLOCK]), self._new_block())
+                node = self._tree.add(path, tuple(tokens[begin : begin + BLOCK]), self._new_block())
                 held.enter_context(self._tree.holding([node]))
                 path.append(node)
-                draft.keep[node.block] = Keep(sequence.number, begin, node.block, self.number)
+                yield begin, node.block
+
+    def kept(self, tokens: list[int]) -> int:
+        """How many blocks of a sequence's beginning are kept."""
+        return len(self._tree.match(tokens))
+
+    def hold(self, tokens: list[int]) -> tuple[list[int], ExitStack]:
+        """The kept blocks of a sequence's beginning, which stay until what is returned with them is closed."""
+        nodes, held = self._tree.match(tokens), ExitStack()
+        held.enter_context(self._tree.holding(nodes))
+        return [node.block for node in nodes], held
 
     def go(self, sequence: Sequence, draft: Draft) -> None:
         """Its caches go with this plan."""

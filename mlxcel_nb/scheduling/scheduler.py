@@ -19,9 +19,11 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from mlxcel_nb.errors import Busy
+from mlxcel_nb.scheduling.adoption import Adoption
 from mlxcel_nb.scheduling.bounds import most_tokens
 from mlxcel_nb.scheduling.draft import Draft
 from mlxcel_nb.scheduling.home import Home
@@ -62,6 +64,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._steps = itertools.count()
         self._blocks = itertools.count()
+        self._adoptions: list[Adoption] = []
         self._forget = False
         self._full = False  # whoever is next to be asked in finds no room
         self._homes = self._fresh_homes()
@@ -142,6 +145,9 @@ class Scheduler:
         for sequence in suspects:
             sequence.suspect = True
             sequence.failures += 1
+        for adoption in self._adoptions:
+            adoption.kept = 0
+        self._adoptions.clear()
         self._flying.clear()
         self._pace.rest()
         self._homes = self._fresh_homes()
@@ -149,6 +155,18 @@ class Scheduler:
     def forget_prefixes(self) -> None:
         """The next plan frees all kept blocks."""
         self._forget = True
+
+    def adopt(self, adoption: Adoption) -> None:
+        """The next plan keeps blocks that have come from elsewhere, as far as there is room."""
+        self._adoptions.append(adoption)
+
+    def hold(self, tokens: list[int], home: int) -> tuple[list[int], ExitStack]:
+        """The blocks that a home has kept of a sequence's beginning. They stay until what comes with them is closed."""
+        return self._homes[home].hold(tokens)
+
+    def knows_best(self, tokens: list[int]) -> int:
+        """The home that has kept most of a sequence's beginning; the first one, where none has any."""
+        return max(self._homes, key=lambda home: (home.kept(tokens), -home.number)).number
 
     # -- facts
 
@@ -168,7 +186,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing runs, waits, or is on its way; blocks may be kept."""
-        return not (self._flying or self._waiting or any(home.running for home in self._homes))
+        return not (self._flying or self._waiting or self._adoptions or any(home.running for home in self._homes))
 
     @property
     def flying(self) -> dict[int, tuple[Sequence, ...]]:
@@ -200,6 +218,10 @@ class Scheduler:
             if self._forget:
                 home.clear(draft)
             self._keep(home, draft)
+        for adoption in self._adoptions:
+            self._homes[adoption.home].adopt(adoption, draft)
+        self._adoptions.clear()
+        for home in self._homes:
             self._put_back(home, draft)
         self._forget = False
         self._full = self._leave(draft)

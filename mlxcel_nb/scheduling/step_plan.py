@@ -1,8 +1,8 @@
 """What every member of an instance does in one step, as the leader's scheduler says it. Pure.
 
-A member does, in this order: `free`, `keep`, `drop`, `restore`, `open`, then `work`. Memory is given back before more
-is taken, and the scheduler's budget counts on it. Members run the same plans in the order of their `step`; a plan
-without work is housekeeping only, and is a step like any other. Words:
+A member does, in this order: `free`, `keep`, `drop`, `adopt`, `restore`, `open`, then `work`. Memory is given back
+before more is taken, and the scheduler's budget counts on it. Members run the same plans in the order of their `step`;
+a plan without work is housekeeping only, and is a step like any other. Words:
 
 * A *sequence* is known by its number. From `open` on it has caches of its own on the ranks of its `home`, until
   `drop`.
@@ -11,7 +11,8 @@ without work is housekeeping only, and is a step like any other. Words:
   whoever is in the batch and no longer in `rows` is set apart, with caches of its own again; whoever is in `rows` and
   not in the batch is merged in, from caches of its own. `rows` is also the batch's order.
 * A *block* is the keys and values of `BLOCK` tokens, copied out of a sequence by `keep` and into a fresh one by
-  `restore`, in order, from its first token on. Numbers of blocks are never used twice.
+  `restore`, in order, from its first token on. Numbers of blocks are never used twice. `adopt` makes a block of what
+  every rank of the home has been sent of one transfer, before the plan is told.
 
 What a plan says of another home's sequences is none of a member's business: it passes over them.
 """
@@ -68,6 +69,16 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """Keep what came of the sequence's block number `index`, counted from its first token on, as block `block`."""
+
+    transfer: int
+    index: int
+    block: int
+    home: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Restore:
     """Begin the caches of a sequence, which is opened by the same plan, with copies of `blocks`."""
 
@@ -102,6 +113,7 @@ class StepPlan:
     keep: tuple[Keep, ...] = ()
     drop: tuple[int, ...] = ()
     free: tuple[int, ...] = ()
+    adopt: tuple[Adopt, ...] = ()
     restore: tuple[Restore, ...] = ()
     open: tuple[Open, ...] = ()
     work: tuple[Work, ...] = ()
@@ -115,6 +127,8 @@ class StepPlan:
             message["keep"] = [[k.sequence, k.begin, k.block, k.home] for k in self.keep]
         if self.drop:
             message["drop"] = list(self.drop)
+        if self.adopt:
+            message["adopt"] = [[a.transfer, a.index, a.block, a.home] for a in self.adopt]
         if self.restore:
             message["restore"] = [[r.sequence, list(r.blocks), r.home] for r in self.restore]
         if self.open:
@@ -138,6 +152,7 @@ class StepPlan:
             keep=_each(message, "keep", 4, lambda row: Keep(*(_number(x, "keep") for x in row))),
             drop=_numbers(message.get("drop", []), "drop"),
             free=_numbers(message.get("free", []), "free"),
+            adopt=_each(message, "adopt", 4, lambda row: Adopt(*(_number(x, "adopt") for x in row))),
             restore=_each(message, "restore", 3, _read_restore),
             open=_each(message, "open", 5, _read_open),
             work=_each(message, "work", 7, _read_work),

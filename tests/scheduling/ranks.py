@@ -48,13 +48,17 @@ class Rank:
         self.batches: dict[int, list[int]] = {}
         self.blocks: dict[int, list[int]] = {}
         self.seen_blocks: set[int] = set()
+        self.sent: dict[tuple[int, int], list[int]] = {}
+        """What has come from elsewhere, by transfer and block of its sequence."""
         self.most_bytes = 0
 
     def run(self, plan: StepPlan) -> dict[int, int]:
         """Do what the plan says, in its order; the tokens that are sampled."""
         assert plan.step > self.steps
         self.steps = plan.step
-        assert not set(plan.free) & {keep.block for keep in plan.keep}, "a block is not kept only to be freed"
+        assert not set(plan.free) & ({keep.block for keep in plan.keep} | {adopt.block for adopt in plan.adopt}), (
+            "a block is not kept only to be freed"
+        )
         for block in plan.free:
             assert block in self.blocks or self.others, "a block is freed once"
             self.blocks.pop(block, None)
@@ -72,6 +76,12 @@ class Rank:
                 for rows in self.batches.values():
                     if number in rows:
                         rows.remove(number)
+        for adopt in plan.adopt:
+            if adopt.home == self.home:
+                assert adopt.block not in self.seen_blocks
+                self.seen_blocks.add(adopt.block)
+                self.blocks[adopt.block] = self.sent[adopt.transfer, adopt.index]
+        self._check_memory()
         opened = {each.sequence for each in plan.open}
         for restore in plan.restore:
             if restore.home == self.home:

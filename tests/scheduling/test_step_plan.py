@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_nb.errors import WireError
-from mlxcel_nb.scheduling.step_plan import Keep, Open, Restore, StepPlan, Work
+from mlxcel_nb.scheduling.step_plan import Adopt, Keep, Open, Restore, StepPlan, Work
 
 PLAN = StepPlan(
     step=7,
     keep=(Keep(1, 32, 9), Keep(2, 0, 10, home=1)),
     drop=(1, 2),
     free=(3, 4),
+    adopt=(Adopt(2**52, 0, 11), Adopt(1, 3, 12, home=1)),
     restore=(Restore(5, (6, 8)),),
     open=(Open(5, {"seed": 1, "stop": ["x"]}, (1, 2, 3), 2),),
     work=(Work(0, -1, (5,), 3, False, True, (4, 5, 6)), Work(1, 0, (6, 4), 1, True, False, (7, 8))),
@@ -50,6 +51,8 @@ WRONG: list[tuple[str, Any]] = [
     ("keep", [[1, 2, 3]]),
     ("keep", [[1, 2, "3", 0]]),
     ("keep", {}),
+    ("adopt", [[1, 2, 3]]),
+    ("adopt", [[2**53, 2, 3, 0]]),
     ("drop", 5),
     ("drop", [-1]),
     ("free", [1.0]),

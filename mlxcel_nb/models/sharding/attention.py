@@ -19,6 +19,7 @@ from mlx import nn
 from mlxcel_nb.models.sharding.block import Block, Whole
 from mlxcel_nb.models.sharding.standins import AllReduce, MaskedByHead, SpreadNorm, become, claim_width, summed
 from mlxcel_nb.plan.cuts import scaled
+from mlxcel_nb.plan.kv_shares import KvShare
 from mlxcel_nb.plan.shards import HeadShare, Range
 
 QUERIES = ("q_proj", "c_q", "attn_query")
@@ -184,6 +185,7 @@ def _count(module: Any, names: tuple[str, ...]) -> int | None:
 
 def _heads(block: Block, n_heads: int, n_keys: int, size: int, columns: int) -> Heads:
     share = block.rank.heads(n_heads, n_keys, columns)
+    block.kv_heads = KvShare(*share.keys, n_keys)
     return Heads(n_heads, n_keys, size, columns, share, block.rank.is_first_holder(n_heads, n_keys, columns))
 
 
@@ -281,6 +283,7 @@ def tiled_attention(block: Block) -> None:
     block.rows("v_proj", [scaled(keys, columns)], "kv-groups")
     block.columns("o_proj", [scaled(span, columns) for span in queries], "heads")
     block.join("o_proj", summed)
+    block.kv_heads = KvShare(*keys, n_keys)
     count = keys[1] - keys[0]
     for name, value in (("q_num_heads", lots * count), ("k_num_heads", count), ("v_num_heads", count)):
         block.set(name, value)

@@ -18,6 +18,7 @@ from mlx.utils import tree_flatten
 from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.models.sharding.standins import AllReduce
 from mlxcel_nb.plan.cuts import Cut, cut
+from mlxcel_nb.plan.kv_shares import KvShare
 from mlxcel_nb.plan.shards import HeadShare, Range, split_evenly, split_heads
 
 Join = Callable[[Any, AllReduce], None]
@@ -91,6 +92,8 @@ class Block:
     kept: list[tuple[str, Range]] = field(default_factory=list)
     first_only: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
+    kv_heads: KvShare | None = None
+    """Of what an attention keeps in its cache, where ranks keep different heads of it."""
 
     def __post_init__(self) -> None:
         found: Any = tree_flatten(self.module.parameters())

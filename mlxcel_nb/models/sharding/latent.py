@@ -15,6 +15,7 @@ from mlxcel_nb.models.sharding.attention import GATES, OUTPUTS, QUERY_COUNTS, _c
 from mlxcel_nb.models.sharding.block import Block, Whole
 from mlxcel_nb.models.sharding.standins import AllReduce, summed
 from mlxcel_nb.plan.cuts import scaled
+from mlxcel_nb.plan.kv_shares import KvShare
 
 LATENT = ("kv_a_proj_with_mqa", "kv_a_layernorm", "q_a_proj", "q_a_layernorm", "indexer")
 """What all heads share."""
@@ -42,6 +43,8 @@ def latent_attention(block: Block) -> None:
     for name in UNPACKING:
         if f"{name}.weight" in block.shapes:
             block.array(f"{name}.weight", 0, [share.queries], "heads")
+    if "kv_b_proj.weight" in block.shapes:  # unpacked before they are kept; else all ranks keep the latent
+        block.kv_heads = KvShare(*share.queries, n_heads)
     block.whole(*LATENT)
     block.columns(output, [scaled(share.queries, columns)], "heads")
     block.join(output, summed)

@@ -25,6 +25,7 @@ from mlxcel_nb.models.sharding.families import MIXTURES, Rule, parallel, rule
 from mlxcel_nb.models.sharding.feed_forward import name_of
 from mlxcel_nb.models.sharding.standins import AllReduce, summed, together
 from mlxcel_nb.plan.cuts import Cut
+from mlxcel_nb.plan.kv_shares import KvShare
 from mlxcel_nb.plan.part import Part
 from mlxcel_nb.plan.shards import Range, head_group
 
@@ -57,6 +58,7 @@ class TensorPlan:
         joins: path of a module, what is put on it once the weights are in place.
         pairs: paths of two modules, the first called before the second, that are added up in one sum.
         blocks: every block that was found.
+        kv_heads: layer -> the share of its keys and values that this rank keeps; of others it keeps all.
     """
 
     cuts: dict[str, Cut] = field(default_factory=dict)
@@ -66,6 +68,7 @@ class TensorPlan:
     joins: list[tuple[str, Join]] = field(default_factory=list)
     pairs: list[tuple[str, str]] = field(default_factory=list)
     blocks: list[BlockReport] = field(default_factory=list)
+    kv_heads: dict[int, KvShare] = field(default_factory=dict)
 
     def report(self) -> list[str]:
         """A line for each kind of block and what became of it, layers counted: "attention: cut in 7 layers"."""
@@ -97,6 +100,9 @@ class TensorPlan:
         self.settings += [(block.full(at), attribute, value) for at, attribute, value in block.settings]
         self.kept += [(block.full(name), span) for name, span in block.kept]
         self.joins += [(block.full(name), put_on) for name, put_on in block.joins]
+        layer = layer_of(block.path)
+        if block.kv_heads is not None and layer is not None:
+            self.kv_heads[layer] = block.kv_heads
 
 
 def plan(
