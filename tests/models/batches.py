@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxcel_nb.models.batching import Group
+from mlxcel_nb.models.batching_blocks import cut, from_blocks
 from mlxcel_nb.models.part import LoadedPart
 
 CHUNKS = ((3, 2), (7, 1, 5), (8,), (6,), (2, 9))
@@ -62,6 +63,17 @@ def shared(x: Any, share: Share) -> Any:
         mx.eval(x)
         return share(None)
     return share(np.array(x.astype(mx.float32)))
+
+
+def after_blocks(parts: Sequence[LoadedPart], expected: Any) -> float:
+    """The largest difference of sequence 1 when the first 8 of its 13 tokens come in blocks of another cache."""
+    source, ids = prefilled(parts, 1), tokens_of(1)
+    blocks = [[cut(caches, 0, 3), cut(caches, 3, 8)] for caches in source]
+    caches = [from_blocks(each, part) for each, part in zip(blocks, parts, strict=True)]
+    through(parts, caches, ids[8:13])
+    steps = [shared(through(parts, caches, ids[at : at + 1]), alone)[0, 0] for at in range(13, len(ids))]
+    given = np.isfinite(expected)
+    return float(np.abs(np.stack(steps)[given] - expected[given]).max())
 
 
 class Groups:

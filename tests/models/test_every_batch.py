@@ -1,7 +1,8 @@
 """Sequences that decode together are equal to each alone, on every architecture of the catalogue and in every split.
 
 Five of them, with prompts below, at and above a window of 8, read one by one in uneven chunks: they join late, leave
-early, take another's place and change groups, and windows go round. CI takes those that stand for the others and a part
+early, take another's place and change groups, and windows go round. Where caches can be cut, one also begins with
+blocks of another's. CI takes those that stand for the others and a part
 that rotates.
 """
 
@@ -15,12 +16,13 @@ import pytest
 
 from mlxcel_nb.cluster.layout import make_layout
 from mlxcel_nb.models import catalogue
+from mlxcel_nb.models.batching_blocks import reusable
 from mlxcel_nb.models.batching_table import UNBATCHED
 from mlxcel_nb.models.catalogue.families import ENTRIES
 from mlxcel_nb.models.loading import load_part
 from mlxcel_nb.plan.part import whole
 from tests.catalogue import chosen
-from tests.models.batches import by_itself, come_and_go
+from tests.models.batches import after_blocks, by_itself, come_and_go
 from tests.models.mesh import Sum, parts_of
 from tests.models.sharding.ranks import across
 
@@ -45,7 +47,10 @@ def test_rows_are_equal_to_each_alone(name: str, tmp_path: Path) -> None:
     found = {"one": come_and_go(one, alone)}
     for pp in (2, 3):
         layout = make_layout(n, pp=pp)
-        found[f"pp {pp}"] = come_and_go([load_part(folder, part) for part in parts_of(layout, 0)], alone)
+        stages = [load_part(folder, part) for part in parts_of(layout, 0)]
+        found[f"pp {pp}"] = come_and_go(stages, alone)
+        if reusable(stages[0].make_cache()):
+            found[f"pp {pp}, blocks"] = after_blocks(stages, alone[1])
     found["tp 2"] = max(on_ranks(folder, n, alone))
     assert {split: difference for split, difference in found.items() if not difference <= 1e-4} == {}
 
