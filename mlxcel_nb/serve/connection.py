@@ -15,11 +15,13 @@ HEAD_S = 10.0
 
 
 class Connection(H11Protocol):
-    """An HTTP/1.1 connection, with `abort` among what a request's scope has as state."""
+    """An HTTP/1.1 connection. The state of its requests has `abort`, and `caller`, where it is kept from one request to
+    the next what has been found out about whoever is at the other end.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app_state = {**self.app_state, "abort": self._abort}
+        self.app_state = {**self.app_state, "abort": self._abort, "caller": {}}
         self._head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

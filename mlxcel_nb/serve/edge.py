@@ -17,6 +17,7 @@ from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.serve import failures
 from mlxcel_nb.serve.access import Access
 from mlxcel_nb.serve.failures import ApiError
+from mlxcel_nb.serve.neighbours import is_stranger, user_of
 from mlxcel_nb.serve.replies import Message, ReaderGone, send_error
 from mlxcel_nb.util.log import get_logger, trail
 
@@ -80,12 +81,24 @@ class Edge:
                 await send_error(passing, failure)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
+        self._check_neighbour(scope)
         self._access.check_host(headers.get("host"))
         self._access.check_origin(headers.get("origin"), headers["host"])
         path = scope["path"]
         free = path in OPEN or path.startswith(TICKETS) or scope["method"] == "OPTIONS"
         if not free:
             self._access.check_key(headers)
+
+    def _check_neighbour(self, scope: Scope) -> None:
+        """Turn other users of this computer away, where there is no key that tells callers apart."""
+        if self._access.key is not None:
+            return
+        known = scope["state"]["caller"]
+        if "stranger" not in known:
+            known["stranger"] = is_stranger(user_of(scope["client"], scope["server"]))
+        if known["stranger"]:
+            what = "this server is another user's; its owner can start it with --api-key-file"
+            raise ApiError(403, what, code="other_user")
 
     def _cors(self, headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
         """What lets a page read our answer, where it may."""
