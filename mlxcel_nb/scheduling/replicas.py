@@ -8,7 +8,6 @@ its prompts' blocks, each chained to those before it, so one hash stands for a w
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,8 @@ SHARE = 0.5
 
 MUCH, MORE = 2, 4
 """A replica with over MUCH times as many requests as the least busy one, and MORE, is much busier."""
+
+_WIDEST = 2**64 - 1
 
 Key = bytes
 
@@ -60,10 +61,10 @@ def keys_of(prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> list[K
     if isinstance(prompt, str):
         text, step = prompt.encode(errors="surrogatepass"), CHARACTERS
     elif prompt and isinstance(prompt[0], Mapping):
-        text = json.dumps(prompt, ensure_ascii=False, default=str).encode(errors="surrogatepass")
-        step = CHARACTERS
+        text, step = "".join(map(repr, prompt)).encode(errors="surrogatepass"), CHARACTERS
     else:
-        text, step = array("q", [each for each in prompt if isinstance(each, int)]).tobytes(), 8 * BLOCK
+        ids = [each & _WIDEST for each in prompt if isinstance(each, int)]
+        text, step = array("Q", ids).tobytes(), array("Q").itemsize * BLOCK
     keys, key = [], b""
     for begin in range(0, min(len(text) - step + 1, MOST_BLOCKS * step), step):
         key = hashlib.blake2b(text[begin : begin + step], key=key, digest_size=16).digest()

@@ -17,10 +17,10 @@ from mlxcel_nb.client.llm import LLM
 from mlxcel_nb.client.replicas import FRESH_S
 from mlxcel_nb.client.router import Router, new_id
 from mlxcel_nb.display.reports import load_view, node_view, status_view
-from mlxcel_nb.errors import ConfigError, EngineLost, ModelError
+from mlxcel_nb.errors import ConfigError, EngineLost, ModelError, NodeFailed
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.runtime.protocol import GenerateOrder
-from tests.cluster.harness import activity, nothing_left, on_engine, strike, wait_until
+from tests.cluster.harness import activity, nothing_left, on_engine, raise_in_load, strike, wait_until
 from tests.tiny import make_tiny
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -87,6 +87,16 @@ def test_replicas_that_cannot_be_are_refused_with_what_they_need(engines: Cluste
     with pytest.raises(ConfigError, match="0 replicas"):
         engines.load(tiny, dp=0)
     assert engines.model is None
+
+
+def test_a_replica_that_cannot_load_frees_all_of_them(engines: Cluster, tiny: str) -> None:
+    on_engine(engines, "engine-1", raise_in_load, 1)
+    with pytest.raises(NodeFailed, match="engine-1: ZeroDivisionError: struck while loading"):
+        engines.load(tiny, dp=2)
+    assert engines.model is None
+    assert engines.load(tiny, dp=2).layout == "dp2"
+    assert len(engines.generate_all(["a", "b", "c"], SHORT)) == 3
+    engines.unload()
 
 
 def test_a_prompt_that_begins_like_one_before_goes_to_the_same_replica(engines: Cluster, tiny: str) -> None:

@@ -154,6 +154,17 @@ def test_a_wrong_split_is_refused_in_a_line(nb: Notebook) -> None:
     nb.ok("%mlxcel load smollm2-135m --pp 2")
 
 
+def test_a_list_of_prompts_has_a_bar_in_its_cell_and_none_where_nobody_wants_one(nb: Notebook) -> None:
+    nb.ok("%mlxcel unload\nllm = LLM('smollm2-135m', pipeline_parallel_size=2, cluster=cluster)")
+    nb.ok("short = SamplingParams(max_tokens=8, ignore_eos=True)")
+    ran = nb.ok("answers = llm.generate(['One plus one is', 'The sky is', 'Once upon'], short)")
+    assert any("widget-view" in mime for shown in ran.of("display_data") for mime in shown["data"])
+    assert any("tokens/s" in str(content) for content in ran.of("comm_msg"))
+    assert nb.value("[answer.generation_tokens for answer in answers]") == [8, 8, 8]
+    for quiet in ("llm.generate(['a', 'b'], short, progress=False);", "llm.generate('a', short);"):
+        assert not nb.ok(quiet).of("display_data", "stream")
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -87,6 +87,12 @@ def test_a_conversation_begins_as_its_earlier_turns_did() -> None:
     assert len(one) > 3 and one == two[: len(one)]
 
 
+def test_what_no_leader_would_take_has_keys_too_and_is_refused_elsewhere() -> None:
+    assert len(keys_of([2**70, -1] * BLOCK)) == 2
+    assert keys_of([{"role": {1: 2}, (3, 4): "x" * 2 * CHARACTERS}])
+    assert len(keys_of("\ud800" * CHARACTERS)) == 3
+
+
 def test_a_prompt_of_any_length_costs_a_bounded_number_of_keys() -> None:
     assert len(keys_of("x" * 10_000_000)) == MOST_BLOCKS
 
