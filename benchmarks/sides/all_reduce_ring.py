@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import serve
+from benchmarks.sides.peers import join_ring
 
 WARM = 20
 
 
 def main(rank: int) -> None:
-    told = json.loads(sys.stdin.readline())
-    with tempfile.TemporaryDirectory() as folder:
-        hosts = Path(folder) / "hosts.json"
-        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in told["ports"]]))
-        os.environ["MLX_HOSTFILE"], os.environ["MLX_RANK"] = str(hosts), str(rank)
+    ring = join_ring(rank)
 
-        import mlx.core as mx
-
-        mx.set_default_device(mx.cpu)
-        ring = mx.distributed.init(strict=True, backend="ring")
+    import mlx.core as mx
 
     def run(nbytes: int, count: int, between: str) -> dict[str, Any]:
         x = mx.ones((nbytes // 4,))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import generate_step
 from mlx_lm.utils import dequantize_model, load_model
 
 from benchmarks.harness import serve
+from benchmarks.sides.peers import generated
 from benchmarks.sides.prompt import prompt_ids
 
 
@@ -24,17 +23,9 @@ def main(folder: str, prefill: int, decode: int) -> None:
     prompt = mx.array(prompt_ids(prefill, config["vocab_size"]))
 
     def run() -> dict[str, Any]:
-        tokens: list[int] = []
-        started = first = time.perf_counter()
-        for token, _ in generate_step(prompt, model, max_tokens=decode + 1):
-            tokens.append(int(token))
-            if len(tokens) == 1:
-                first = time.perf_counter()
-        ended = time.perf_counter()
-        return {"prefill": prefill / (first - started), "decode": decode / (ended - first), "tokens": tokens}
+        return generated(model, prompt, decode)
 
-    for _ in generate_step(prompt[:4], model, max_tokens=2):  # compiles what is compiled once
-        pass
+    generated(model, prompt[:4], 1)  # compiles what is compiled once
     serve({"blas": "MLX's own", "dtype": "float32"}, run)
 
 
