@@ -15,8 +15,8 @@ NAMES = ("single", "start", "latency", "memory", "links", "collectives", "flood"
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure against peers and goals.")
-    parser.add_argument("name", choices=(*NAMES, "soak", "all"), nargs="+")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="length of the soak (default 10)")
+    parser.add_argument("name", choices=(*NAMES, "soak", "serving-soak", "all"), nargs="+")
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="length of a soak (default 10)")
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
     parser.add_argument("--markdown", action="store_true", help="tables as docs/benchmarks.md has them")
     parser.add_argument("--quick", action="store_true", help="smaller inputs: to see that it runs, not to quote")
@@ -24,7 +24,7 @@ def main() -> int:
     names = NAMES if "all" in arguments.name else arguments.name
     report = {"environment": environment(), "quick": arguments.quick}
     for name in names:
-        result = importlib.import_module(f"benchmarks.{name}").run(arguments)
+        result = importlib.import_module(f"benchmarks.{name.replace('-', '_')}").run(arguments)
         report[name] = result
         if arguments.markdown:
             print("\n".join(table(name, result)), flush=True)

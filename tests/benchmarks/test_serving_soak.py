@@ -1,0 +1,31 @@
+"""A few seconds of the soak that `python -m benchmarks serving-soak` runs for minutes, with a model of no sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.serving_soak import GROWTH_BYTES, ServingSoak
+from benchmarks.traffic import NEAR, _sure
+from tests.tiny import make_tiny
+
+
+@pytest.mark.timeout(300)
+def test_a_server_that_has_too_much_to_do_answers_some_and_refuses_the_rest(tmp_path: Path) -> None:
+    soak = ServingSoak(
+        8.0, calibrate_s=5.0, growth_bytes=8 * GROWTH_BYTES, max_wait_s=0.5, longest=64, output=32,
+        model=str(make_tiny(tmp_path / "tiny")), layouts=("pp 2",),
+    )  # fmt: skip
+    report = soak.run()
+    # How fast it all is depends on what else the machine does: in so short a run that decides these.
+    by_luck = ("first texts", "there are refusals")
+    assert not [claim for claim in report["failed"] if not any(luck in claim for luck in by_luck)], report
+    assert report["figures"]
+
+
+def test_a_text_is_sure_up_to_the_first_near_tie() -> None:
+    tops = [{"a": -0.1, "b": -3.0}, {"c": -0.7, "d": -0.7 - NEAR / 2}, {"e": -0.1, "f": -3.0}]
+    likely = {"text_offset": [0, 2, 3], "top_logprobs": tops}
+    assert _sure({"text": "aaceee", "logprobs": likely}) == "aa"
+    assert _sure({"text": "aaceee", "logprobs": {**likely, "top_logprobs": [tops[0]] * 3}}) == "aaceee"
