@@ -368,9 +368,7 @@ class Cluster(AsyncTwins):
             RequestError: a model whose keys and values cannot be taken apart, or nothing that is kept. ModelError: no
                 room on the disk.
         """
-        return self._held().save_kv(
-            name, prompt, messages=messages, conversation=conversation, on_progress=on_progress
-        )
+        return self._held().save_kv(name, prompt, messages=messages, conversation=conversation, on_progress=on_progress)
 
     def load_kv(self, name: str, *, on_progress: Callable[[int, int], None] | None = None) -> KvReport:
         """Have the engines keep what `save_kv` has saved of the same model, in whatever layout it was and is.

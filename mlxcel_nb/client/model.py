@@ -122,16 +122,23 @@ class Model:
         else:
             raise RequestError("nothing has been read yet", advice="Ask something first, or give a prompt.")
         replica, request = latest
-        return saved_kv.save(
-            self._router, replica.order, self.report, name, request, messages=conversation, on_progress=on_progress
-        )
+        try:
+            return saved_kv.save(
+                self._router, replica.order, self.report, name, request, messages=conversation, on_progress=on_progress
+            )
+        except PeerLost as error:
+            raise self._explain(error) from None
 
     def load_kv(self, name: str, *, on_progress: Callable[[int, int], None] | None = None) -> KvReport:
         """Have every replica that works keep what was saved, as `Cluster.load_kv` does."""
         from mlxcel_nb.client import saved_kv
 
+        self.replicas.one()  # or say why there is none
         orders = [each.order for each in self.replicas.all if not each.failure]
-        return saved_kv.load(self._router, orders, self.report, name, on_progress=on_progress)
+        try:
+            return saved_kv.load(self._router, orders, self.report, name, on_progress=on_progress)
+        except PeerLost as error:
+            raise self._explain(error) from None
 
     def problem(self) -> str:
         """Why no request can be answered any more; "" where one can. Asks nobody."""

@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as field_
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class KvReport:
     layout: str
     saved_layout: str
     seconds: float
-    messages: tuple[dict[str, str], ...] = ()
+    messages: tuple[dict[str, str], ...] = field_(default=(), repr=False)
 
 
 class Members:
@@ -82,10 +83,10 @@ class Members:
         Raises:
             MlxcelError: what the node answered, or that it is lost.
         """
-        question = {
-            "type": "kv", "what": what, "instance": self._order.instance, "transfer": self.transfer, **more,
-        }  # fmt: skip
-        return self._router.ask(node, question, timeout=self._within_s).get("kv")
+        return self._router.ask(node, self._question(what, **more), timeout=self._within_s).get("kv")
+
+    def _question(self, what: str, **more: Any) -> dict[str, Any]:
+        return {"type": "kv", "what": what, "instance": self._order.instance, "transfer": self.transfer, **more}
 
     def until(self, node: str, what: str, **more: Any) -> Any:
         """Ask until the answer is not None: the member, or the request, has come so far.
@@ -123,7 +124,7 @@ class Members:
         """Nothing more is wanted of this transfer. Nodes that are lost hold nothing."""
         for member in self._order.members:
             with contextlib.suppress(MlxcelError):
-                self.ask(member.node_id, "done")
+                self._router.ask(member.node_id, self._question("done"))
 
 
 def _map(told: Any, node: str) -> dict[str, Any]:

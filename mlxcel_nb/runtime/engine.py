@@ -219,6 +219,7 @@ class Engine:
         for sequence in self._scheduler.expire(now):
             self._end(self._active[sequence.number], "cancelled")
         plan = self._scheduler.next(now)
+        stuck = plan is None and not self._flights and self.busy
         try:
             if plan is not None:
                 self._begin(plan)
@@ -226,7 +227,7 @@ class Engine:
                 self._finish(self._flights[0])
         except Exception as error:  # noqa: BLE001  # whatever it was, it is the end of this epoch
             self._failed(error)
-        self.kept.settle(now, plan, self._epoch, stuck=plan is None and not self._flights)
+        self.kept.settle(now, plan, self._epoch, stuck=stuck)
         if not self.busy:
             self._worker.leave()
         self.ledger.publish(now if self.busy else None)

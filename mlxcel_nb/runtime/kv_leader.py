@@ -101,7 +101,7 @@ class Kept:
         """
         lease = self._leases.get(transfer)
         if lease is None or lease.owner != owner:
-            raise ClusterError("what was kept had to make room", advice="Try again.")
+            raise ClusterError("what was kept had to make room, or a step has failed", advice="Try again.")
         lease.until = time.monotonic() + LEASE_S
         return True
 

@@ -25,7 +25,7 @@ class Staging:
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for each in self._staged.values() for pieces in each.values() for x in pieces.values())
+        return sum(_size(pieces) for blocks in self._staged.values() for pieces in blocks.values())
 
     def put(self, owner: str, transfer: int, index: int, pieces: Pieces) -> None:
         """Take pieces of block `index`.
@@ -34,7 +34,7 @@ class Staging:
             Busy: as much has come as may wait.
         """
         blocks = self._staged.setdefault((owner, transfer), {})
-        if index not in blocks and self.nbytes + sum(x.nbytes for x in pieces.values()) > MOST_STAGED and any(blocks):
+        if index not in blocks and self.nbytes and self.nbytes + _size(pieces) > MOST_STAGED:
             raise Busy("too much of what is to be loaded is waiting", advice="Try again in a moment.")
         blocks.setdefault(index, {}).update(pieces)
 
@@ -60,3 +60,7 @@ class Staging:
         """Forget a transfer of a router's, or all of them."""
         for key in [key for key in self._staged if key[0] == owner and transfer in (None, key[1])]:
             del self._staged[key]
+
+
+def _size(pieces: Pieces) -> int:
+    return sum(x.nbytes for x in pieces.values())

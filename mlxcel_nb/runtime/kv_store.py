@@ -134,7 +134,7 @@ def _told(what: str, message: dict[str, Any], execution: Execution) -> Any:
 
 def _places(message: dict[str, Any]) -> list[tuple[int, int]]:
     told = field(message, "pieces", list)
-    if not all(isinstance(each, list) and len(each) >= 2 and each[0:2] == [*map(_small, each[0:2])] for each in told):
+    if not all(isinstance(each, list) and len(each) >= 2 and min(map(_small, each[:2])) >= 0 for each in told):
         raise WireError("kv: its pieces cannot be read")
     if any(each[1] > 1 for each in told):
         raise WireError("kv: a piece is neither keys nor values")
@@ -142,6 +142,7 @@ def _places(message: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def _small(value: Any) -> int:
+    """The value where it is a small whole number, else -1."""
     return value if type(value) is int and 0 <= value < MOST_DIM else -1
 
 

@@ -90,7 +90,7 @@ class Cancel:
 class Kv:
     """A question of the router `owner` about saved keys and values; `reply` may be called on any thread."""
 
-    message: dict[str, Any]
+    message: dict[str, Any] = field(repr=False)
     owner: str
     reply: Callable[[dict[str, Any]], None]
 
@@ -361,6 +361,7 @@ class Worker:
                 "planned_bytes": part.planned_bytes, "resident_bytes": part.resident_bytes,
                 "dtype": part.dtype, "warnings": list(part.warnings), "room": loading.room_left(order, part),
                 "vocab_parallel": part.part.vocab_parallel and part.part.tp_size > 1,
+                "laps": part.laps,
             })  # fmt: skip
         except Exception as error:  # noqa: BLE001  # whatever it was, it is the answer
             log.info("load failed on %s: %s", self.node_id, trail(error))

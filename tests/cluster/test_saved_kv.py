@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from mlxcel_nb.client.cluster import Cluster
-from mlxcel_nb.errors import ConfigError, ModelError, RequestError
+from mlxcel_nb.errors import ClusterError, ConfigError, MlxcelError, ModelError, RequestError
 from mlxcel_nb.models import catalogue, kv_file
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.scheduling.step_plan import BLOCK
-from tests.cluster.harness import nothing_left, on_engine, this_node, wait_until
+from tests.cluster.harness import nothing_left, on_engine, raise_in_layer, this_node, wait_until
 from tests.tiny import make_tiny, write_tokenizer
 
 READ = [3 + (n * 7) % 90 for n in range(5 * BLOCK + 9)]
@@ -168,6 +168,64 @@ def test_a_model_whose_caches_have_no_place_for_every_token_says_so(
         engines.save_kv("doc", READ)
     assert not store.exists()
     engines.unload()
+
+
+@pytest.mark.timeout(240)
+def test_expert_parallel_ranks_and_replicas_each_get_what_they_keep(
+    engines: Cluster, tiny: str, store: Path, tmp_path: Path
+) -> None:
+    one = catalogue.entry("qwen3_moe")
+    assert one is not None
+    write_tokenizer(folder := catalogue.write(one, tmp_path / "experts"))
+    expected = cold(engines, str(folder), {"tp": 2}, READ)
+    engines.load(str(folder), ep=2)
+    assert engines.generate(READ, HOT, rank=1).token_ids == expected
+    saved = engines.save_kv("experts")
+    engines.unload()
+    for layout in ({"ep": 2}, {"tp": 2}):
+        engines.load(str(folder), **layout)  # type: ignore[arg-type]
+        assert engines.load_kv("experts").tokens == saved.tokens
+        assert engines.generate(READ, HOT).token_ids == expected
+        assert on_engine(engines, "engine-0", reused) == 5 * BLOCK
+        engines.unload()
+    engines.load(tiny, dp=2)
+    engines.save_kv("both", READ)
+    assert engines.load_kv("both").tokens == 5 * BLOCK
+    assert [on_engine(engines, node, blocks) for node in ("engine-0", "engine-1")] == [5, 5]
+
+
+@pytest.mark.timeout(120)
+def test_saving_and_loading_go_on_beside_requests(engines: Cluster, tiny: str, store: Path) -> None:
+    """Each of them is what it would be alone, whatever the others do meanwhile."""
+    asked = [*READ, 11]
+    expected = cold(engines, tiny, {"pp": 2}, asked)
+    engines.load(tiny, pp=2)
+    long = SamplingParams(max_tokens=400, temperature=30.0, seed=1, ignore_eos=True)
+    alone = engines.generate([5, 6, 7], long).token_ids
+    stream = engines.stream([5, 6, 7], long)
+    assert engines.save_kv("beside", READ).tokens == 5 * BLOCK
+    assert engines.load_kv("beside").tokens == 5 * BLOCK
+    assert engines.generate(asked, HOT).token_ids == expected
+    assert stream.result().token_ids == alone
+
+
+@pytest.mark.timeout(120)
+def test_a_step_that_fails_meanwhile_ends_a_save_with_the_reason_and_leaves_no_file(
+    engines: Cluster, tiny: str, store: Path
+) -> None:
+    engines.load(tiny, tp=2)
+    engines.generate(READ, HOT)
+
+    def strike(done: int, _of: int) -> None:
+        if done == BLOCK:
+            on_engine(engines, "engine-1", raise_in_layer, 1, 1)
+            with pytest.raises(MlxcelError):
+                engines.generate([1, 2, 3], HOT)
+
+    with pytest.raises(ClusterError, match="had to make room"):
+        engines.save_kv("broken", on_progress=strike)
+    assert list(store.iterdir()) == []
+    assert engines.save_kv("whole", READ).tokens == 5 * BLOCK
 
 
 @pytest.mark.timeout(120)
