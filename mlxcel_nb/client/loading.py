@@ -358,6 +358,9 @@ def _report(
     )
     warnings = [each for facts in mine for each in facts["warnings"]] + path_warnings(order)
     warnings += warning(order.collectives, layout.tp)
+    groups = _micro_batches(order, loaded)
+    if order.micro_batches > groups:
+        warnings.append(f"its layers run several times over, so there is 1 micro-batch, not {order.micro_batches}")
     if order.vocab_parallel and layout.tp == 1:
         warnings.append(
             f"{layout.name} has no tensor ranks to share a vocabulary; --vocab-parallel is for --tp 2 and up"
@@ -377,7 +380,7 @@ def _report(
         request_tokens=asked,
         requests=_at_once(layout, [room.sequences(asked) for room in known]) if len(known) == len(rooms) else None,
         stages=layout.pp,
-        micro_batches=_micro_batches(order, loaded),
+        micro_batches=groups,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,10 @@ from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.llm import LLM
 from mlxcel_nb.display.reports import load_view, status_view
 from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.models import catalogue
 from mlxcel_nb.models.params import SamplingParams
 from tests.cluster.harness import nothing_left, on_engine, this_node
-from tests.tiny import make_tiny
+from tests.tiny import make_tiny, write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,18 @@ def test_a_model_runs_with_the_groups_that_are_asked_for(
         assert line in status_view(engines.status()).text
         together = llm.generate(prompts, params)
         assert [each.token_ids for each in together] == [engines.generate(each, params).token_ids for each in prompts]
+
+
+def test_a_model_that_runs_its_layers_twice_over_has_one_group_and_says_so(engines: Cluster, tmp_path: Path) -> None:
+    looped = catalogue.entry("nanbeige")
+    assert looped is not None
+    folder = catalogue.write(looped, tmp_path)
+    write_tokenizer(folder)
+    report = engines.load(str(folder), pp=2, micro_batches=4)
+    assert report.micro_batches == on_engine(engines, "engine-0", groups) == 1
+    text = load_view(report).text
+    assert "1 micro-batch in 2 stages" in text and "so there is 1 micro-batch, not 4" in text
+    engines.unload()
 
 
 def test_groups_that_cannot_be_are_refused_before_anything_is_read(engines: Cluster, tiny: str) -> None:
