@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -33,11 +33,11 @@ def activity(cluster: Cluster, node_id: str) -> str:
     return str(cluster._running().ask(node_id, {"type": "status"})["status"]["activity"])
 
 
-def on_engine(cluster: Cluster, node_id: str, function: Callable[..., Any], *args: Any) -> Any:
+def on_engine(cluster: Cluster, node_id: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Run `function` in an engine's process, over the control plane."""
     client = cluster.client
     engine = next(eid for eid, name in client._engines.items() if name == node_id)
-    return client[engine].apply_async(function, *args).get(timeout=30)
+    return client[engine].apply_async(function, *args, **options).get(timeout=30)
 
 
 def this_node() -> Any:
@@ -74,6 +74,28 @@ def raise_in_layer(index: int, call: int) -> None:
             return super().__call__(x)
 
     mlp.__class__ = Struck
+
+
+def raise_for_seed(index: int, seed: int | None) -> None:
+    """On an engine: the `index`-th layer it holds raises whenever the request with this seed is in a step; None: no
+    more.
+    """
+    from mlxcel_nb.runtime import execution
+
+    module: Any = execution
+    own = getattr(module, "own_run", execution.Execution.run)
+    marked: set[int] = set()
+
+    def run(self: Any, plan: Any) -> Any:
+        for opened in plan.open:
+            if opened.params.get("seed") == seed:
+                marked.add(opened.sequence)
+        if any(row in marked for work in plan.work for row in work.rows):
+            raise_in_layer(index, 1)
+        return own(self, plan)
+
+    module.own_run = own
+    execution.Execution.run = own if seed is None else run  # type: ignore[method-assign]
 
 
 def die_in_step(call: int) -> None:
@@ -122,6 +144,111 @@ def draw(tokens: list[int]) -> None:
 
     module: Any = execution
     module.sample_rows = sample if tokens else own
+
+
+Recorded = list[tuple[int, float]]
+"""Tokens as they were drawn, each with how far the two likeliest logits were apart."""
+
+
+def record_gaps() -> None:
+    """On an engine: note each token that is drawn from now on, and how far the two likeliest logits were apart."""
+    import numpy as np
+
+    from mlxcel_nb.runtime import execution
+
+    module: Any = execution
+    own = getattr(module, "own_sample_rows", module.sample_rows)
+
+    def sample(samplers: Any, logits: Any) -> Any:
+        drawn = own(samplers, logits)
+        best = np.partition(np.array(logits, dtype=np.float32), -2)[:, -2:]
+        module.gaps += [(each.token, float(row[1] - row[0])) for each, row in zip(drawn, best, strict=True)]
+        return drawn
+
+    module.gaps, module.own_sample_rows, module.sample_rows = [], own, sample
+
+
+def recorded_gaps() -> Recorded:
+    """On an engine: what `record_gaps` has noted since it was last asked."""
+    from mlxcel_nb.runtime import execution
+
+    module: Any = execution
+    found: Recorded = list(module.gaps)
+    module.gaps = []
+    return found
+
+
+def note_failures() -> None:
+    """On the engine that leads: note what steps fail of from now on, other than by being cancelled."""
+    from mlxcel_nb.errors import Cancelled
+    from mlxcel_nb.runtime import engine
+
+    module: Any = engine
+    own = getattr(module, "own_failed", module.Engine._failed)
+
+    def failed(self: Any, caught: Exception) -> None:
+        if not isinstance(caught, Cancelled):
+            module.failures.append(f"{type(caught).__name__}: {caught}")
+        own(self, caught)
+
+    module.failures, module.own_failed, module.Engine._failed = [], own, failed
+
+
+def failures() -> list[str]:
+    """On the engine that leads: what `note_failures` noted."""
+    from mlxcel_nb.runtime import engine
+
+    module: Any = engine
+    return list(module.failures)
+
+
+class Held(NamedTuple):
+    """Bytes that an engine has: all of its caches and kept blocks, the caches alone, and all that MLX has."""
+
+    nbytes: int
+    caches: int
+    active: int
+
+
+def held() -> Held:
+    """On an engine: what there is of keys, values and states."""
+    import gc
+
+    import mlx.core as mx
+
+    worker = this_node()._worker
+    execution = (worker.engine or worker.follower)._execution
+    gc.collect()
+    if execution is None:
+        return Held(0, 0, mx.get_active_memory())
+    blocks = sum(block.nbytes for block in list(execution._blocks.values()))
+    nbytes = execution.nbytes
+    return Held(nbytes, nbytes - blocks, mx.get_active_memory())
+
+
+def limit_engine(**changes: Any) -> None:
+    """On an engine: models that it leads from now on have these `Limits`; nothing: those of their own again.
+
+    Args:
+        changes: fields of them; `tokens` is room for one sequence of so many, on every node.
+    """
+    from dataclasses import replace
+
+    from mlxcel_nb.plan.capacity import Room
+    from mlxcel_nb.runtime import engine
+
+    module: Any = engine
+    own = getattr(module, "own_limits_of", module.limits_of)
+    tokens = changes.pop("tokens", None)
+
+    def limits_of(*args: Any) -> Any:
+        limits = own(*args)
+        if tokens is not None:
+            rooms = tuple(tuple(Room(room.caches, room.at(tokens)) for room in home) for home in limits.rooms)
+            limits = replace(limits, rooms=rooms)
+        return replace(limits, **changes)
+
+    module.own_limits_of, module.limits_of = own, limits_of
 
 
 def raise_in_load(call: int) -> None:
