@@ -6,13 +6,14 @@ Of a node that did not answer there are no series.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mlxcel_nb.client.engine_report import EngineReport
-from mlxcel_nb.client.report import ClusterStatus
+from mlxcel_nb.client.engine_report import EngineReport, figure_of
+from mlxcel_nb.client.report import ClusterStatus, NodeReport
+from mlxcel_nb.runtime.spans import Kind
 
 GAUGES = {
     "running": "Requests with caches.",
@@ -58,12 +59,31 @@ class EngineSeries(Collector):
                 counter.add_metric((engine.node_id,), getattr(engine, name))
             yield counter
         yield from _pipelines(engines)
+        yield from _times(status.nodes if status else ())
         links = "Bytes that came from a peer over the links that there are now."
         received = CounterMetricFamily("mlxcel_link_received_bytes", links, labels=("node", "peer"))
         for node in status.nodes if status else ():
             for peer, count in sorted(node.received_bytes.items()):
                 received.add_metric((node.node_id, peer), count)
         yield received
+
+
+def _times(nodes: Iterable[NodeReport]) -> Iterator[Metric]:
+    spent = CounterMetricFamily(
+        "mlxcel_node_seconds",
+        "What a node's time went to since it started; on a leader, 'step' is all the time in which there was work.",
+        labels=("node", "stage", "rank", "kind"),
+    )
+    up = GaugeMetricFamily("mlxcel_node_up", "1 for a node that lives and is not stalled.", labels=("node",))
+    for node in nodes:
+        up.add_metric((node.node_id,), float(node.state == "alive"))
+        seconds = node.work.get("seconds")
+        if node.stage is None or not isinstance(seconds, dict):
+            continue
+        for kind in Kind:
+            labels = (node.node_id, str(node.stage), str(node.rank or 0), kind.word.replace(" ", "_"))
+            spent.add_metric(labels, figure_of(seconds, kind.word))
+    yield from (spent, up)
 
 
 def _pipelines(engines: tuple[EngineReport, ...]) -> Iterator[Metric]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mlxcel_nb.errors import Busy
-from mlxcel_nb.plan.capacity import Growth, Room
+from mlxcel_nb.plan.capacity import Room
+from mlxcel_nb.plan.facts import Growth
 from mlxcel_nb.runtime.engine_facts import EVERY_S, Ledger
 from mlxcel_nb.runtime.spans import Kind, Spans, read_spans
 from mlxcel_nb.scheduling.limits import Limits
