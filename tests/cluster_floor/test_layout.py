@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from mlxcel_nb.cluster.layout import Layout, make_layout, parse_layers, parse_name, split_evenly
+from mlxcel_nb.cluster.layout import (
+    Layout,
+    check_replicas,
+    make_layout,
+    parse_layers,
+    parse_name,
+    replicated,
+    split_evenly,
+)
 from mlxcel_nb.errors import ConfigError
 
 
@@ -92,6 +100,22 @@ def test_a_name_says_what_it_was_made_from() -> None:
     ):
         assert parse_name(layout.name) == (layout.tp, layout.pp, layout.ep)
     assert parse_name("pp2xtp3") == (3, 2, 1)
-    for wrong in ("", "tp", "tp0", "tp2xtp2", "ep", "ep0", "ep2xep2", "dp2", "tp2x", "tp2 xpp2", "tp99999"):
+    for wrong in ("", "tp", "tp0", "tp2xtp2", "ep", "ep0", "ep2xep2", "tp2x", "tp2 xpp2", "tp99999"):
         with pytest.raises(ConfigError, match="is not a layout"):
             parse_name(wrong)
+
+
+def test_replicas_are_named_before_the_layout_of_each_and_are_no_layout_themselves() -> None:
+    assert [replicated(name, 2) for name in ("single", "tp2", "tp2xpp2")] == ["dp2", "dp2xtp2", "dp2xtp2xpp2"]
+    assert replicated("tp2", 1) == "tp2" and replicated("single", 1) == "single"
+    for name in ("dp2", "dp2xtp2", "pp2xdp3"):
+        with pytest.raises(ConfigError, match="replicas are whole copies"):
+            parse_name(name)
+
+
+@pytest.mark.parametrize(
+    ("dp", "why"), [(0, "0 replicas"), (-1, "-1 replicas"), ("2", "write it like"), (1.5, "whole")]
+)
+def test_numbers_of_replicas_that_cannot_be_are_refused(dp: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?i){why}"):
+        check_replicas(dp)

@@ -132,7 +132,7 @@ def test_a_prompt_that_leaves_no_room_is_an_error(tiny: Path) -> None:
         ("--catalogue --dtype float32", "--dtype belongs to a --model"),
         ("--catalogue --in-process", "--in-process belongs to a --model"),
         ("--catalogue --arch lama", "no architecture 'lama'"),
-        ("--model x --layouts tp2,dp2", "'dp2' is not a layout"),
+        ("--model x --layouts tp2,dp2", "dp2: data parallel replicas are whole copies"),
         ("--model x --layouts ,", "no layout in it"),
     ],
 )
