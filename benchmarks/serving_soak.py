@@ -64,6 +64,10 @@ class Served(Talker):
         self.block_bytes: int = told["block_bytes"]
         self.kv_shares: dict[str, float] = told["kv_shares"]
         self.processes = {name: psutil.Process(pid) for name, pid in told["pids"].items()}
+        known = set(self.processes.values())
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            if each not in known:
+                self.processes[f"process {each.pid}"] = each
 
     def tell(self, **order: Any) -> dict[str, Any]:
         return self.ask(json.dumps(order))
@@ -77,7 +81,7 @@ class ServingSoak:
 
     Args:
         seconds: of twice the capacity, all layouts together.
-        calibrate_s: how long the capacity is looked for, at each layout.
+        calibrate_s, crowd: how long the capacity is looked for at each layout, by how many who ask all the time.
         growth_bytes: what the line through a process's memory may rise by after the warm-up.
         max_wait_s: beyond which the server is to say that it is busy.
         longest, output: most tokens in and out.
@@ -88,6 +92,7 @@ class ServingSoak:
         seconds: float,
         *,
         calibrate_s: float = 60.0,
+        crowd: int = CROWD,
         growth_bytes: int = GROWTH_BYTES,
         max_wait_s: float = MAX_WAIT_S,
         longest: int = traffic.LONGEST,
@@ -101,6 +106,7 @@ class ServingSoak:
         self._layouts = layouts
         self._seconds = seconds / len(layouts)
         self._calibrate_s = calibrate_s
+        self._crowd = crowd
         self._growth_bytes = growth_bytes
         self._max_wait_s = max_wait_s
         self._sizes = (longest, output)
@@ -129,7 +135,7 @@ class ServingSoak:
 
     async def _soak(self, served: Served) -> None:
         prompts = Prompts(served.folder)
-        unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=CROWD)
+        unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=self._crowd)
         async with httpx.AsyncClient(timeout=None, limits=unbounded) as client:
             sizes = [8 + i * self._sizes[0] // (2 * TRUTHS) for i in range(TRUTHS)]
             truths = await traffic.learn(client, served.url, [prompts.text(size) for size in sizes], TRUTH_TOKENS)
@@ -146,21 +152,30 @@ class ServingSoak:
         return Callers(prompts.text, truths, seed, *self._sizes)
 
     async def _capacity(self, client: httpx.AsyncClient, url: str, callers: Callers) -> float:
-        """Requests a second that end while a crowd asks again and again, the first third of the time left out."""
+        """Requests a second that end while a crowd asks again and again, the first of each left out."""
         ended: list[float] = []
-        began = time.monotonic()
+        enough = asyncio.Event()
+        begun = time.monotonic()
 
         async def one() -> None:
-            while time.monotonic() < began + self._calibrate_s:
+            while True:
                 fate = await traffic.answer(client, url, callers.next())
                 if fate.outcome == "refused":
                     await asyncio.sleep(1.0)  # as it was told
-                else:
-                    ended.append(fate.ended - began)
+                    continue
+                ended.append(fate.ended)
+                if len(ended) >= 3 * self._crowd and fate.ended >= begun + self._calibrate_s:
+                    enough.set()
 
-        await asyncio.gather(*(one() for _ in range(CROWD)))
-        counted = [at for at in ended if self._calibrate_s / 3 <= at <= self._calibrate_s]
-        return max(1, len(counted)) / (self._calibrate_s * 2 / 3)
+        crowd = [asyncio.create_task(one()) for _ in range(self._crowd)]
+        try:
+            async with asyncio.timeout(traffic.DEADLINE_S):
+                await enough.wait()
+        finally:
+            for each in crowd:
+                each.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+        return (len(ended) - self._crowd) / (ended[-1] - ended[self._crowd - 1])
 
     async def _flood(self, client: httpx.AsyncClient, url: str, callers: Callers, rate: float) -> list[Fate]:
         """Everybody who came, and what became of him; the last have their answers, or their deadline has passed."""
@@ -283,6 +298,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The soak that was asked for."""
     if arguments.quick:
         loose = 8 * GROWTH_BYTES
-        return ServingSoak(30.0, calibrate_s=10.0, growth_bytes=loose, max_wait_s=5.0, longest=64, output=12).run()
+        return ServingSoak(
+            30.0, calibrate_s=5.0, crowd=6, growth_bytes=loose, max_wait_s=5.0, longest=64, output=12
+        ).run()
     seconds = 60.0 * arguments.minutes
     return ServingSoak(seconds, calibrate_s=min(60.0, seconds / 8)).run()

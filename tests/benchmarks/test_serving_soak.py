@@ -14,7 +14,7 @@ from tests.tiny import make_tiny
 @pytest.mark.timeout(300)
 def test_a_server_that_has_too_much_to_do_answers_some_and_refuses_the_rest(tmp_path: Path) -> None:
     soak = ServingSoak(
-        8.0, calibrate_s=5.0, growth_bytes=8 * GROWTH_BYTES, max_wait_s=0.5, longest=64, output=32,
+        8.0, calibrate_s=3.0, growth_bytes=8 * GROWTH_BYTES, max_wait_s=0.5, longest=64, output=32,
         model=str(make_tiny(tmp_path / "tiny")), layouts=("pp 2",),
     )  # fmt: skip
     report = soak.run()
