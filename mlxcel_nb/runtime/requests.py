@@ -15,7 +15,7 @@ from mlxcel_nb.runtime.protocol import GenerateOrder, failed_end
 from mlxcel_nb.runtime.worker import Cancel, Generate, Worker
 
 MAX_UNDER_WAY = 256
-"""Requests that have not ended; the scheduler's own queue is shorter, this guards what waits to be put in it."""
+"""Requests that have not ended, whether they run, wait in the scheduler's queue, or wait to be put in it."""
 
 PATIENCE_S = 0.25
 """A cancelled request may end by itself, after its step, before the step is broken off."""
