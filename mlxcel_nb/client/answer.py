@@ -28,6 +28,7 @@ class End:
     finish_reason: str
     error: MlxcelError | None = None
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     generation_tokens: int | None = None
     timings: Timings = field(default_factory=Timings)
     layout: str = ""
@@ -118,6 +119,7 @@ def _end(message: dict[str, Any]) -> End:
         finish_reason=reason,
         error=errors.from_dict(failure) if failure is not None else None,
         prompt_tokens=_count(usage, "prompt_tokens"),
+        cached_tokens=_count(usage, "cached_tokens"),
         generation_tokens=_count(usage, "generation_tokens"),
         timings=_timings(_optional(message, "timings", dict) or {}),
         layout=_optional(message, "layout", str) or "",

@@ -52,6 +52,7 @@ class Completion:
 
     Args:
         token_ids: every id sampled, also those of text cut off by a stop string; without the end-of-text id.
+        cached_tokens: of the prompt's tokens, those that were not read again: an earlier request began alike.
         generation_tokens: how many were sampled, the end-of-text id among them: one more than `token_ids` where
             the model itself ended the answer.
         finish_reason: "stop", "length", "cancelled" or "error".
@@ -65,6 +66,7 @@ class Completion:
     token_ids: tuple[int, ...]
     finish_reason: str
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generation_tokens: int = 0
     timings: Timings = field(default_factory=Timings)
     layout: str = ""
@@ -104,6 +106,7 @@ class Completion:
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "generation_tokens": self.generation_tokens,
             "ttft_s": self.timings.ttft_s,
             "tokens_per_s": self.timings.tokens_per_s,

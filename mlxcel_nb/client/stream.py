@@ -253,6 +253,7 @@ class Stream:
             token_ids=self.token_ids,
             finish_reason=end.finish_reason,
             prompt_tokens=end.prompt_tokens or 0,
+            cached_tokens=end.cached_tokens or 0,
             generation_tokens=len(self.token_ids) if end.generation_tokens is None else end.generation_tokens,
             timings=end.timings,
             layout=end.layout,

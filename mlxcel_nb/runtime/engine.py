@@ -352,7 +352,11 @@ class Engine:
         active.answer.end(
             reason,
             error=error if reason == "error" else None,
-            usage={"prompt_tokens": len(active.prompt), "generation_tokens": active.answer.tokens},
+            usage={
+                "prompt_tokens": len(active.prompt),
+                "cached_tokens": active.sequence.reused if active.sequence is not None else 0,
+                "generation_tokens": active.answer.tokens,
+            },
             timings=active.clock.timings(len(active.prompt), active.answer.tokens),
             layout=self._instance.layout.name,
         )

@@ -166,8 +166,12 @@ def _call(call: Call) -> dict[str, Any]:
 def usage_of(completions: Sequence[Completion], n: int) -> dict[str, Any]:
     """Counts of a request: each prompt once, though `n` answers were made to it, and every token that was made."""
     prompt = sum(completion.prompt_tokens for completion in completions[::n])
+    kept = sum(completion.cached_tokens for completion in completions[::n])
     made = sum(completion.generation_tokens for completion in completions)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    return {
+        "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": kept},
+    }  # fmt: skip
 
 
 def models_of(names: Iterable[str], created: int) -> dict[str, Any]:

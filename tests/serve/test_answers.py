@@ -69,10 +69,15 @@ def test_counts_are_a_chunk_of_their_own_where_they_are_asked_for() -> None:
 
 def test_a_prompt_is_counted_once_and_every_token_made() -> None:
     made = [
-        Completion(text="", token_ids=(), finish_reason="stop", prompt_tokens=prompt, generation_tokens=tokens)
+        Completion(
+            text="", token_ids=(), finish_reason="stop", prompt_tokens=prompt, cached_tokens=4, generation_tokens=tokens
+        )
         for prompt, tokens in ((5, 1), (5, 2), (7, 3), (7, 4))
     ]
-    assert usage_of(made, 2) == {"prompt_tokens": 12, "completion_tokens": 10, "total_tokens": 22}
+    assert usage_of(made, 2) == {
+        "prompt_tokens": 12, "completion_tokens": 10, "total_tokens": 22,
+        "prompt_tokens_details": {"cached_tokens": 8},
+    }  # fmt: skip
 
 
 def test_likelihoods_of_a_chat() -> None:

@@ -53,6 +53,7 @@ def test_a_chat_is_answered_and_counted(client: OpenAI) -> None:
 
 def test_a_stream_is_the_same_answer_in_pieces(client: OpenAI) -> None:
     """Case 17."""
+    greedy(client)
     chunks = list(greedy(client, stream=True, stream_options={"include_usage": True}))
     *pieces, last, counts = chunks
     assert [piece.choices[0].delta.role for piece in pieces] == ["assistant"] + [None] * (len(pieces) - 1)
@@ -60,6 +61,7 @@ def test_a_stream_is_the_same_answer_in_pieces(client: OpenAI) -> None:
     assert "".join(piece.choices[0].delta.content for piece in pieces) == PARIS
     assert last.choices[0].finish_reason == "stop" and last.choices[0].delta.content is None
     assert counts.choices == [] and counts.usage.total_tokens == 45
+    assert counts.usage.prompt_tokens_details.cached_tokens == 32, "its first block was kept"
     assert {chunk.id for chunk in chunks} == {chunks[0].id} and all(chunk.usage is None for chunk in chunks[:-1])
 
 
