@@ -355,6 +355,7 @@ class Node:
             self._stuck.check()
         if kind == "load":
             self._holding.load(LoadOrder.from_dict(message), router)
+            self._requests.refused = 0
         elif kind == "digest":
             self._hashing.order(router, message)
         elif kind == "unload":
@@ -426,7 +427,7 @@ class Node:
             "surroundings": self._surroundings.report(),
             **status.worker_facts(worker),
             "requests": len(self._requests),
-            "work": status.work_facts(worker),
+            "work": status.work_facts(worker, self._requests.refused),
             "links": status.link_facts(self._holding.witnesses.links, worker),
             "peers": self._pool.info() if self._pool else {},
             "discovery": self._finding.info() if self._finding else None,

@@ -29,6 +29,8 @@ class Requests:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self.refused = 0
+        """Requests that came when as much was waiting as may; its owner sets it back when another model is loaded."""
         self._under_way: dict[str, tuple[Generate, ControlLink]] = {}
 
     def __len__(self) -> int:
@@ -42,6 +44,7 @@ class Requests:
         """
         waiting = sum(request.order.weight for request, _ in self._under_way.values())
         if len(self) >= MAX_UNDER_WAY or (waiting and waiting + order.weight > MAX_WEIGHT):
+            self.refused += 1
             raise Busy(f"{len(self)} requests are waiting already", advice="Try again in a moment.")
         if order.id in self._under_way:
             raise WireError("a request with this id is under way")

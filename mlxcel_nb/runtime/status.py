@@ -86,11 +86,18 @@ def load_figures(worker: Worker) -> dict[str, float]:
     return figures
 
 
-def work_facts(worker: Worker) -> dict[str, Any]:
-    """What the time went to: in all since the node started, and in the latest steps; and what the leader knows."""
+def work_facts(worker: Worker, refused: int) -> dict[str, Any]:
+    """What the time went to: in all since the node started, and in the latest steps; and what the leader knows.
+
+    Args:
+        refused: requests that never came to the engine, because too much was waiting; they count as its own.
+    """
     spans, facts = worker.spans, engine_facts(worker)
+    engine = None if facts is None else facts.to_dict()
+    if engine is not None:
+        engine["refused"] += refused
     return {
-        "engine": None if facts is None else facts.to_dict(),
+        "engine": engine,
         "seconds": {kind.word: spans.totals[kind] for kind in Kind},
         "latest": spans.shares(),
         "spans": spans.written,

@@ -54,12 +54,22 @@ def narrow() -> None:
     made.limits_of = lambda *args: replace(made.own(*args), max_rows=1, max_waiting=1)
 
 
-def widen() -> None:
-    """On an engine: as it was."""
-    from mlxcel_nb.runtime import engine as module
+def narrow_door() -> None:
+    """On an engine: two requests may be under way."""
+    from mlxcel_nb.runtime import requests as module
 
     made: Any = module
+    made.own, made.MAX_UNDER_WAY = made.MAX_UNDER_WAY, 2
+
+
+def widen() -> None:
+    """On an engine: as it was."""
+    from mlxcel_nb.runtime import engine, requests
+
+    made: Any = engine
     made.limits_of = made.own
+    door: Any = requests
+    door.MAX_UNDER_WAY = getattr(door, "own", door.MAX_UNDER_WAY)
 
 
 def spans(cluster: Cluster, node_id: str) -> list[Span]:
@@ -148,13 +158,16 @@ def test_waiting_and_refused_requests_are_seen_while_they_wait(engines: Cluster,
 
         wait_until(seen, deadline_s=30, what="one request to run and one to wait")
         assert "decode: 1 running, 1 waiting" in [node.activity for node in engines.status().nodes]
-        with pytest.raises(Busy):
+        with pytest.raises(Busy):  # of the scheduler
+            engines.generate("z", FEW)
+        on_engine(engines, "engine-0", narrow_door)
+        with pytest.raises(Busy):  # before it
             engines.generate("z", FEW)
         for stream in streams:
             stream.cancel()
             assert stream.result().finish_reason == "cancelled"
         found = engine(engines)
-        assert (found.refused, found.running, found.waiting) == (1, 0, 0)
+        assert (found.refused, found.running, found.waiting) == (2, 0, 0)
     finally:
         on_engine(engines, "engine-0", widen)
         engines.unload()
