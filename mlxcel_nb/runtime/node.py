@@ -233,7 +233,7 @@ class Node:
             on_stream=self._on_stream,
             on_change=self._peer_changed,
             on_unseen=self._on_unseen,
-            progress=lambda: (self._worker.progress, self._worker.activity != "idle"),
+            progress=lambda: (status.progress(self._worker), self._worker.activity != "idle"),
             load=lambda: status.load_figures(self._worker),
             announce=self._surroundings.addresses,
             admit=self._listener.admit,

@@ -14,6 +14,7 @@ from mlxcel_nb.cluster.membership import stalled
 from mlxcel_nb.models import device
 from mlxcel_nb.models.memory import room
 from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.net.hot.hot_link import HotLink
 from mlxcel_nb.net.shared_memory.offer import SharedMemoryOffer
 from mlxcel_nb.runtime.engine_facts import EngineFacts
 from mlxcel_nb.runtime.protocol import LoadOrder
@@ -47,7 +48,7 @@ def backends() -> list[str]:
 def worker_facts(worker: Worker) -> dict[str, Any]:
     """What the MLX thread is at."""
     activity, error, why = worker.activity, worker.broken and str(worker.broken), ""
-    still_s = time.monotonic() - worker.moved_s
+    still_s = time.monotonic() - moved_s(worker)
     if worker.ended:
         why = str(worker.ended)
         activity = f"stalled: {why}"
@@ -56,7 +57,22 @@ def worker_facts(worker: Worker) -> dict[str, Any]:
     elif stalled(activity != "idle", still_s, step_s(worker)):
         why = f"no progress for {still_s:.0f} s"
         activity = f"stalled: {why} in {activity}"
-    return {"activity": activity, "progress": worker.progress, "error": error, "stalled": why}
+    return {"activity": activity, "progress": progress(worker), "error": error, "stalled": why}
+
+
+def progress(worker: Worker) -> int:
+    """Grows while anything is done: a step, a layer of a prompt, a frame that comes or goes over a slow link."""
+    return worker.progress + sum(link.moves for link in _hot_links(worker))
+
+
+def moved_s(worker: Worker) -> float:
+    """When anything was done last, by the monotonic clock."""
+    return max(worker.moved_s, *(link.watched_until for link in _hot_links(worker)), 0.0)
+
+
+def _hot_links(worker: Worker) -> list[HotLink]:
+    instance = worker.instance
+    return [] if instance is None else list(instance.fabric.links.values())
 
 
 def step_s(worker: Worker) -> float:

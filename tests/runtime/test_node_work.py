@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from mlxcel_nb.runtime import status
 from mlxcel_nb.runtime.node import Node
 from mlxcel_nb.runtime.spans import BYTES, MOST, Kind, read_spans
 from mlxcel_nb.runtime.worker import Unload
@@ -78,3 +80,16 @@ def test_a_router_reads_spans_from_a_number_on_and_nobody_else_does() -> None:
 
     with running("n1") as made:
         run(case(made))
+
+
+def test_a_thread_that_hears_frames_of_a_slow_link_is_not_still() -> None:
+    """Its step may take longer than `step_s`: deadlines move along while bytes do."""
+    with running("n1") as made:
+        worker = made._worker
+        before, moved = status.progress(worker), status.moved_s(worker)
+        link = SimpleNamespace(moves=7, watched_until=moved + 100)
+        worker.instance = SimpleNamespace(fabric=SimpleNamespace(links={1: link}))  # type: ignore[assignment]
+        try:
+            assert status.progress(worker) == before + 7 and status.moved_s(worker) == moved + 100
+        finally:
+            worker.instance = None
