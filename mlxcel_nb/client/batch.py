@@ -200,7 +200,7 @@ class _Batch:
         del self._under_way[index]
         self._waiting.appendleft(index)
         now = time.monotonic()
-        if now - self._moved > BUSY_S:
+        if not self._under_way and now - self._moved > BUSY_S:
             raise Busy(f"{error.cause}, and none of these was taken in {BUSY_S:g} s", node=error.node) from None
         if now >= self._again:  # several are sent away at once: that is one refusal
             self._pause = min(max(2 * self._pause, FIRST_PAUSE_S), LONGEST_PAUSE_S)

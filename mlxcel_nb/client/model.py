@@ -170,7 +170,7 @@ class Model:
         def explain(error: MlxcelError) -> MlxcelError:
             told = self._explain(error)
             if isinstance(error, PeerLost):
-                replica.failure = replica.failure or f"{told.node}: {told.cause}"
+                replica.failure = replica.failure or f"{told.node or replica.leader}: {told.cause}"
                 if left := self.replicas.problems().count(""):
                     others = "The other replica goes on" if left == 1 else f"The other {left} replicas go on"
                     told = type(told)(told.cause, node=told.node, advice=f"{others}: ask again.")
