@@ -179,3 +179,14 @@ def test_no_request_goes_to_a_dead_replica_and_when_all_are_dead_the_error_comes
             cluster.generate("x", SHORT)
         assert time.monotonic() - began < 5
         assert "engine-0" in cluster.problem
+
+
+@pytest.mark.timeout(120)
+def test_a_replica_that_has_fallen_silent_is_passed_by_before_it_counts_as_dead(tiny: str) -> None:
+    with nothing_left(Cluster(2, threads=1)) as cluster:
+        cluster.load(tiny, dp=2)
+        strike(cluster, "engine-1", signal.SIGSTOP)
+        router = cluster._running()
+        wait_until(lambda: router.state("engine-1")[0] != "alive", deadline_s=10, what="the silence to be noticed")
+        assert {cluster.generate([number + 1] * 4, SHORT).replica for number in range(4)} == {0}
+        strike(cluster, "engine-1", signal.SIGCONT)
