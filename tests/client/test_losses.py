@@ -24,7 +24,10 @@ LIMIT_S = 20.0
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     """One that goes on until it is killed, and that nobody waits for meanwhile."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    code = "print('up', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # before, in the middle of its exec, it has no command line yet
         yield process
         process.kill()
 
