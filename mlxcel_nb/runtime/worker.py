@@ -251,9 +251,16 @@ class Worker:
         with self._state:
             self._epoch, self._alone = epoch, alone
             self.moved_s = time.monotonic()
+            self._forget_frames()
             self.interrupt.clear()
             if self._aborted is not None and 0 < epoch <= self._aborted[0]:
                 self.interrupt.set(self._aborted[1])
+
+    def _forget_frames(self) -> None:
+        """An error that is kept, and was raised, holds all that the frames it went through hold: caches, and models."""
+        kept = [self.broken, *(pair[1] for pair in (self._aborted, self._lost) if pair is not None)]
+        for error in filter(None, kept):
+            error.__traceback__ = error.__context__ = error.__cause__ = None
 
     def _enter_load(self, instance: str) -> None:
         """Begin to load: epochs count from 1 again, and only the loss of a member of this instance counts."""
