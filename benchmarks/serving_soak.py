@@ -248,10 +248,14 @@ class ServingSoak:
         self._claim("greedy texts are those of quiet, up to a near tie", as_sure == len(fates) > 0, figure)
 
     def _judge_waits(self, fates: Sequence[Fate]) -> None:
-        """First texts come within what the bounded queue implies."""
+        """First texts come within what the bounded queue implies.
+
+        Who is let in finds so many before him that he waits `max_wait_s` by the rate of that moment, or `FEW` of them.
+        """
         waits = [fate.first - fate.asked for fate in fates if fate.first is not None]
-        answered = sum(fate.outcome in ("whole", "left") for fate in fates)
-        bound = SLACK * max(self._max_wait_s, FEW * self._seconds / max(1, answered))
+        answered = [fate for fate in fates if fate.outcome in ("whole", "left")]
+        took = max(fate.ended for fate in fates) - min(fate.asked for fate in fates)
+        bound = SLACK * max(self._max_wait_s, FEW * took / max(1, len(answered)))
         figure = f"{percentile(waits, 0.99):.1f} s, half of them within {percentile(waits, 0.5):.1f} s"
         self._claim(f"p99 of first texts within {bound:.0f} s", percentile(waits, 0.99) <= bound, figure)
 

@@ -7,6 +7,7 @@ What is asked follows from a seed alone. Everything runs on the loop of whoever 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -19,8 +20,11 @@ import httpx
 DEADLINE_S = 600.0
 """What OpenAI's own client waits for an answer; a request without an end by then is stuck."""
 
-LEAVING, SLOW, BAD, KNOWN = 0.05, 0.05, 0.03, 0.15
-"""Shares of callers who go in the middle, read slowly, ask for what cannot be, and know their answer beforehand."""
+LEAVING, SLOW, KNOWN = 0.05, 0.05, 0.15
+"""Shares of callers who go in the middle, read slowly, and know their answer beforehand."""
+
+EVERY = 25
+"""Of so many callers the first asks for what cannot be."""
 
 SLOW_S = 0.3
 """A slow reader's rest after each piece."""
@@ -100,14 +104,15 @@ class Callers:
         self._chance = random.Random(seed)
         self._longest = longest
         self._output = output
+        self._numbers = itertools.count()
 
     def next(self) -> Wish:
         chance = self._chance
-        kind = chance.random()
-        if kind < BAD:
-            body = {"prompt": "x", "max_tokens": 4, **chance.choice(IMPOSSIBLE)}
+        number = next(self._numbers)
+        if number % EVERY == 0:
+            body = {"prompt": "x", "max_tokens": 4, **IMPOSSIBLE[number // EVERY % len(IMPOSSIBLE)]}
             return Wish("/v1/completions", body, "bad")
-        if self._truths and kind < BAD + KNOWN:
+        if self._truths and chance.random() < KNOWN:
             truth = chance.choice(self._truths)
             return Wish("/v1/completions", {**truth.body, "stream": chance.random() < 0.5}, truth=truth)
         manner = chance.choices(("leaves", "slow", "reads"), (LEAVING, SLOW, 1 - LEAVING - SLOW))[0]
