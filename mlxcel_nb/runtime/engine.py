@@ -255,9 +255,7 @@ class Engine:
             raise
         if fabric.followers:
             self._spans.add(Kind.SEND_PLAN, telling, time.monotonic(), self._epoch, plan.step)
-        if recording:
-            self._execution.note(worker.record(recording))
-        outcome = self._execution.run(plan)
+        outcome = self._execution.run(plan, worker.record(recording) if recording else None)
         if self._execution.recording is None:
             worker.finish_recording()
         worker.moved()

@@ -67,16 +67,16 @@ class Execution:
         """A kept block, once its plan has been run."""
         return self._blocks.get(number)
 
-    def note(self, recording: Recording) -> None:
-        """The next step's sequence runs alone and is noted."""
-        self.recording = recording
-
     def answers(self, plan: StepPlan) -> bool:
         """Whether the leader waits to hear of `plan` from this member, sampled or not."""
         return self.samples and any(work.home == self._home for work in plan.work)
 
-    def run(self, plan: StepPlan) -> Outcome:
-        """Do what `plan` says; what was sampled, where this member samples."""
+    def run(self, plan: StepPlan, recording: Recording | None = None) -> Outcome:
+        """Do what `plan` says; what was sampled, where this member samples.
+
+        Args:
+            recording: notes the sequence that begins with this plan, which runs alone.
+        """
         work = next((each for each in plan.work if each.home == self._home), None)
         spans = self._fabric.spans
         if work is None:
@@ -84,14 +84,16 @@ class Execution:
         else:
             rows, prefill = len(work.rows), work.prefill
             spans.begin(self.epoch, plan.step, rows=rows, tokens=rows * work.count, prefill=prefill)
-        outcome = self._run(plan, work)
+        outcome = self._run(plan, work, recording)
         spans.finish()
         self.ran = plan.step
         return outcome
 
-    def _run(self, plan: StepPlan, work: Work | None) -> Outcome:
+    def _run(self, plan: StepPlan, work: Work | None, recording: Recording | None) -> Outcome:
         self._fabric.begin_step(self.epoch, plan.step)
         self._keep_house(plan)
+        if recording is not None:  # after what ends with this plan, which may have been noted too
+            self.recording = recording
         outcome, passed = {}, 0
         if work is not None:
             rows = self._single(work) if work.prefill else self._grouped(work)

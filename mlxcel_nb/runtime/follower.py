@@ -71,12 +71,10 @@ class Follower:
         if self._execution is None or self._execution.epoch != epoch:
             self._execution = Execution(self._instance, epoch, worker.check)
         execution = self._execution
-        if recording:
-            execution.note(worker.record(recording))
         worker.enter(epoch)
         worker.activity = doing(plan)
         try:
-            outcome = execution.run(plan)
+            outcome = execution.run(plan, worker.record(recording) if recording else None)
             if execution.answers(plan):
                 began = time.monotonic()
                 fabric.tell_leader(told(epoch, plan.step, outcome))

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is to be run.
+    """What is to be run. Neither its `repr` nor its `vars` show what was asked.
 
     Args:
         prompt: token ids, at least one.
@@ -55,9 +55,9 @@ class Leaving(enum.Enum):
     """It is put back: dropped, and run again from its tokens when there is room."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
-    """One request inside the engine. The scheduler alone writes to it.
+    """One request inside the engine. The scheduler alone writes to it; like `Request` it shows no token.
 
     Args:
         number: grows by one a request, so a higher one arrived later.

@@ -86,16 +86,16 @@ def raise_for_seed(index: int, seed: int | None) -> None:
     own = getattr(module, "own_run", execution.Execution.run)
     marked: set[int] = set()
 
-    def run(self: Any, plan: Any) -> Any:
+    def run(self: Any, plan: Any, recording: Any = None) -> Any:
         for opened in plan.open:
             if opened.params.get("seed") == seed:
                 marked.add(opened.sequence)
         if any(row in marked for work in plan.work for row in work.rows):
             raise_in_layer(index, 1)
-        return own(self, plan)
+        return own(self, plan, recording)
 
     module.own_run = own
-    execution.Execution.run = own if seed is None else run  # type: ignore[method-assign]
+    execution.Execution.run = own if seed is None else run  # type: ignore[method-assign, assignment]
 
 
 def die_in_step(call: int) -> None:

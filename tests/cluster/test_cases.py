@@ -54,9 +54,9 @@ def record() -> None:
     if not hasattr(module, "fed"):
         run, sample = execution.Execution.run, module.sample_rows
 
-        def recorded_run(self: Any, plan: Any) -> Any:
+        def recorded_run(self: Any, plan: Any, recording: Any = None) -> Any:
             module.fed.extend((self.epoch, plan.step, work.tokens) for work in plan.work if not work.prefill)
-            return run(self, plan)
+            return run(self, plan, recording)
 
         def recorded_sample(samplers: Any, logits: Any) -> Any:
             sampled = sample(samplers, logits)

@@ -22,7 +22,7 @@ from mlxcel_nb.net.links.opening import MAX_FIRST_BYTES
 from mlxcel_nb.runtime import requests as requests_module
 from mlxcel_nb.runtime.node import Node
 from mlxcel_nb.runtime.node_config import NodeConfig
-from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member
+from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, OpenOrder
 from mlxcel_nb.runtime.worker import Unload
 from tests.net.helpers import SECRET, Heard, hot_pair, identity, read_all, run
 from tests.runtime.nodes import answer, linked, running
@@ -63,6 +63,8 @@ async def loaded(node: Node, tiny: Path) -> AsyncIterator[Heard]:
         while (message := await router.messages.get())["type"] == "progress":
             pass
         assert message["type"] == "loaded", message
+        opening = OpenOrder(id="open-1", instance="instance-1", rooms=(None,)).to_dict()
+        assert (await answer(router, opening))["type"] == "reply"
         try:
             yield router
         finally:
@@ -149,7 +151,7 @@ def test_an_order_without_a_place_for_the_node_leaves_it_free(node: Node, tiny: 
 
 
 def test_waiting_prompts_are_bounded_in_size(node: Node, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests_module, "MAX_WAITING_WEIGHT", 1000)
+    monkeypatch.setattr(requests_module, "MAX_WEIGHT", 1000)
 
     async def case() -> None:
         async with loaded(node, tiny) as router:
