@@ -38,7 +38,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
 SLACK_BYTES = 1 << 20
 """What MLX may hold more than before when all caches are gone: small arrays that something still refers to."""
 
-NEAR = 1e-3
+NEAR = 5e-4
 """Two logits this close may change places when a row is added up in company: sums of float32 in another order move
 SmolLM2's, which reach 20 and more, by some 1e-4."""
 
