@@ -215,7 +215,7 @@ class ServingSoak:
         self._claim("there are refusals", bool(why), f"{by['refused']:,} of {len(fates):,}")
         bad = [fate for fate in fates if fate.wish.manner == "bad"]
         good = all(fate.outcome in ("bad", "refused") for fate in bad)
-        self._claim("what cannot be is a 400", good and by["bad"] > 0, f"{by['bad']} of {len(bad)}, the rest refused")
+        self._claim("what cannot be is a 400", good, f"{by['bad']} of {len(bad)}, the rest refused")
         ended = all(len(fate.finish) == fate.wish.body.get("n", 1) for fate in whole)
         self._claim("every answer says why it ended", ended, f"{len(whole):,} answers")
         forms = [f for f in whole if "response_format" in f.wish.body and f.finish == ["stop"]]

@@ -44,7 +44,7 @@ SCHEMA = {
 
 IMPOSSIBLE: tuple[dict[str, Any], ...] = (
     {"prompt": 5},
-    {"temperature": 9},
+    {"temperature": -1},
     {"max_tokens": -1},
     {"no_such_field": 1},
     {"prompt": []},

@@ -5,9 +5,11 @@ For the thread that runs the batch. tqdm is imported when a bar is wanted.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from mlxcel_nb.client.report import BatchProgress
 from mlxcel_nb.util.units import figure
@@ -23,12 +25,13 @@ def shown(total: int, *, wanted: bool) -> Iterator[Callable[[BatchProgress], Non
     Args:
         total: requests.
     """
-    if not wanted or total < 2 or not _somebody_looks():
+    if not wanted or total < 2 or not (_in_kernel() or _on_terminal()):
         yield None
         return
-    from tqdm.auto import tqdm
+    # Not tqdm.auto, which decides once in the life of a process: for whoever imports it first.
+    kind: Any = importlib.import_module("tqdm.notebook" if _in_kernel() else "tqdm.std").tqdm
 
-    class Bar(tqdm):  # type: ignore[type-arg, misc, unused-ignore]
+    class Bar(kind):
         monitor_interval = 0  # no thread of its own
 
     with Bar(
@@ -42,10 +45,14 @@ def shown(total: int, *, wanted: bool) -> Iterator[Callable[[BatchProgress], Non
         yield tell
 
 
-def _somebody_looks() -> bool:
-    """A notebook's kernel draws, and a terminal; a pipe and a closed stream do not."""
-    if (ipython := sys.modules.get("IPython")) is not None and hasattr(ipython.get_ipython(), "kernel"):
-        return True
+def _in_kernel() -> bool:
+    """A notebook's kernel draws."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def _on_terminal() -> bool:
+    """A terminal draws; a pipe and a closed stream do not."""
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):
