@@ -143,8 +143,8 @@ class Group:
             Logits (rows, 1, V), or (rows, L, V) with `all_logits`, from the part that samples; else a list of as many
             handovers as there are passes. Not evaluated.
         """
-        if lap == 0 and self._untidy:
-            self._build([])
+        if lap == 0:
+            self.tidy()
         if self._batch is None:
             inputs: list[Any] = x if isinstance(x, list) else [x[row : row + 1] for row in range(len(self._singles))]
             found = [
@@ -153,11 +153,46 @@ class Group:
             ]
             given = found if isinstance(found[0], dict) else mx.concatenate(found) if len(found) > 1 else found[0]
         else:
-            out = self._part.forward(self._spread(x), self._batch, on_layer, all_logits=all_logits, lap=lap)
-            given = [out] if isinstance(out, dict) else self._gathered(out)
+            slots = x[0] if isinstance(x, list) else self.spread(x)
+            out = self._part.forward(slots, self._batch, on_layer, all_logits=all_logits, lap=lap)
+            given = [out] if isinstance(out, dict) else out if self._in_order else out[mx.array(self.slots)]
         if lap == self._part.laps - 1:
-            self._count(self._part.size_of(x[0])[1] if isinstance(x, list) else x.shape[1])
+            self.count(self._part.size_of(x[0])[1] if isinstance(x, list) else x.shape[1])
         return given
+
+    # ------------------------------------------------------------- a step by somebody else, who has the rows together
+
+    @property
+    def together(self) -> list[Any]:
+        """The caches of all slots, batched, or those of the one row that is alone."""
+        if self._batch is not None:
+            return self._batch
+        (caches,) = self._singles.values()
+        return caches
+
+    @property
+    def slots(self) -> list[int]:
+        """Where each row is among the sequences of those caches."""
+        return list(self._slots.values()) if self._batch is not None else [*range(len(self._singles))]
+
+    def tidy(self) -> None:
+        """A step is about to begin: `width`, `together` and `slots` are what they are until rows come or go."""
+        if self._untidy:
+            self._build([])
+
+    def spread(self, ids: mx.array) -> mx.array:
+        """Ids of all slots, from ids of the rows; a slot that is free is given a token that nobody reads."""
+        if self._in_order:
+            return ids
+        rows = {slot: row for row, slot in enumerate(self._slots.values())}
+        return ids[mx.array([rows.get(slot, 0) for slot in range(self._width)])]
+
+    def count(self, length: int) -> None:
+        """A step is over, which took `length` tokens of each row."""
+        self._wasted += self._free
+        self._columns += length
+        for row in self._lengths:
+            self._lengths[row] += length
 
     # ------------------------------------------------------------------------------------------ the batch's slots
 
@@ -186,25 +221,6 @@ class Group:
         longest = max(self._lengths.values())
         padding = self._columns - longest
         return padding > max(PADDING, longest // 4) or rounded(self._columns + 1) > rounded(longest + 1)
-
-    def _spread(self, x: mx.array | list[Handover]) -> mx.array | Handover:
-        """Ids of all slots, from ids of the rows; a slot that is free is given a token that nobody reads."""
-        if isinstance(x, list):
-            return x[0]
-        if self._in_order:
-            return x
-        rows = {slot: row for row, slot in enumerate(self._slots.values())}
-        return x[mx.array([rows.get(slot, 0) for slot in range(self._width)])]
-
-    def _gathered(self, logits: mx.array) -> mx.array:
-        return logits if self._in_order else logits[mx.array(list(self._slots.values()))]
-
-    def _count(self, length: int) -> None:
-        """A step is over."""
-        self._wasted += self._free
-        self._columns += length
-        for row in self._lengths:
-            self._lengths[row] += length
 
     def _build(self, arrivals: Sequence[tuple[int, list[Any]]]) -> None:
         """All rows anew, close together: those that are here, then the arrivals.

@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.errors import ConfigError, ModelError, OutOfMemory
-from mlxcel_nb.models import architecture, batching_rows, device, quantisation, sharding, stages, untested
+from mlxcel_nb.models import architecture, batching_rows, device, mixing, quantisation, sharding, stages, untested
 from mlxcel_nb.models.memory import MemoryRoom, room
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
@@ -106,6 +106,7 @@ def load_part(
     weights = Weights(model, skeleton, entries, quantisation.settings(config), target=_target(dtype))
     name = architecture.module_name(config)
     one_by_one = batching_rows.why_not(model, name)
+    mixes = not one_by_one and part.ep_size == 1 and mixing.can_mix(model, name)
     remarks = [*stages.check_stages(skeleton, name, part), *untested.of_ranks(name, part)]
     check_tp(config, part.tp_size)
     tensor_plan = sharding.plan(model, config, part, groups=weights.group, experts=experts)
@@ -158,6 +159,7 @@ def load_part(
         warnings=[*_of_code(config), *remarks, *weights.warnings, *tensor_plan.remarks()],
         dispatch=dispatch,
         one_by_one=one_by_one,
+        mixes=mixes,
         kv_heads=tensor_plan.kv_heads,
     )
 

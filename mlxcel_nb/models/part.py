@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class LoadedPart:
         dispatch: where experts are spread, how those of other ranks are reached.
         kv_heads: layer -> the share of its keys and values that this rank keeps; of layers not named, all.
         one_by_one: why several sequences take a forward each; empty where one does for all of them.
+        mixes: prompts can be read in the forward in which others decode (`mixing.Mixture`); on all ranks alike.
     """
 
     model: Any
@@ -42,6 +43,7 @@ class LoadedPart:
     warnings: list[str] = field(default_factory=list)
     dispatch: Dispatch | None = None
     one_by_one: str = ""
+    mixes: bool = False
     kv_heads: Mapping[int, KvShare] = field(default_factory=dict)
 
     @property
@@ -103,6 +105,8 @@ class LoadedPart:
         *,
         all_logits: bool = False,
         lap: int = 0,
+        only: mx.array | None = None,
+        moves: Sequence[tuple[list[Any], int]] = (),
     ) -> Any:
         """Run the part over one chunk of B sequences.
 
@@ -115,11 +119,14 @@ class LoadedPart:
                 None builds one lazy graph.
             all_logits: the part that samples gives the logits of every position, not of the last alone.
             lap: which of its `laps` the step is in.
+            only: sequences whose logits are wanted, of one token each; the head runs on no others. None for all.
+            moves: where `cache` stands for several: the caches that are moved on, and by how many tokens.
 
         Returns:
-            Logits (B, 1, V), or (B, L, V) with `all_logits`, from the part that samples (rank 0 of the last stage) in
-            the last lap; else a `Handover`, for the same rank of the next stage. Not evaluated. Where the vocabulary is
-            shared, the other ranks of the last stage give an array of that shape that means nothing.
+            Logits (B, 1, V), or (B, L, V) with `all_logits`, or (len(only), 1, V), from the part that samples (rank 0
+            of the last stage) in the last lap; else a `Handover`, for the same rank of the next stage. Not evaluated.
+            Where the vocabulary is shared, the other ranks of the last stage give an array of that shape that means
+            nothing.
         """
         if isinstance(x, mx.array):
             ids, received = x, Handover()
@@ -129,11 +136,11 @@ class LoadedPart:
             ids = mx.zeros(self.size_of(received), mx.int32)
         length = ids.shape[1]
         family = self.switches.family
-        moved = cache if family is None else family.caches_of(lap, cache)
-        before = caches.positions(moved)
+        moves = moves or [(cache if family is None else family.caches_of(lap, cache), length)]
+        before = [caches.positions(moved) for moved, _ in moves]
         if self.dispatch is not None:
             self.dispatch.begin()
-        self.switches.begin(received, on_layer, all_logits=all_logits, lap=lap)
+        self.switches.begin(received, on_layer, all_logits=all_logits, lap=lap, only=only)
         try:
             out = self.model(ids, cache=cache)
             if not self.part.has_head:  # layers that run more than once; the head at their end is a stand-in
@@ -144,8 +151,11 @@ class LoadedPart:
             self.switches.end()
         if self.dispatch is not None:
             self.dispatch.end()
-        caches.advance_others(moved, before, length)
+        for (moved, count), positions in zip(moves, before, strict=True):
+            caches.advance_others(moved, positions, count)
         if isinstance(out, dict):
             return out
         logits = out[0] if isinstance(out, tuple) else out
+        if only is not None:
+            return logits if self.skeleton is not None else logits[only]
         return logits if all_logits else logits[:, -1:]

@@ -151,6 +151,8 @@ class Held:
             else:  # a tensor rank that leaves the sampling to another: that it ran is all
                 switches.sent["hidden"] = family.hidden(out)
             raise StageDone
+        if switches.only is not None:
+            return family.sequences(out, switches.only)
         return out if switches.all_logits else family.last_position(out)
 
 

@@ -28,6 +28,7 @@ class Switches:
     Args:
         on_layer: called with a layer's index and the residual stream in its output, once that has been evaluated.
         all_logits: logits of every position are wanted, not of the last alone.
+        only: sequences whose logits are wanted, instead of the last position's of every one.
         received: from the stage before; empty on the first.
         sent: for the next stage.
         passes: how often the layers have been run through.
@@ -37,6 +38,7 @@ class Switches:
 
     on_layer: Callable[[int, mx.array], None] | None = None
     all_logits: bool = False
+    only: mx.array | None = None
     received: Handover = field(default_factory=dict)
     sent: Handover = field(default_factory=dict)
     passes: int = 0
@@ -44,10 +46,16 @@ class Switches:
     family: Family | None = None
 
     def begin(
-        self, received: Handover, on_layer: Callable[[int, mx.array], None] | None, *, all_logits: bool, lap: int = 0
+        self,
+        received: Handover,
+        on_layer: Callable[[int, mx.array], None] | None,
+        *,
+        all_logits: bool,
+        lap: int = 0,
+        only: mx.array | None = None,
     ) -> None:
         self.received, self.sent, self.passes, self.lap = received, {}, 0, lap
-        self.on_layer, self.all_logits = on_layer, all_logits
+        self.on_layer, self.all_logits, self.only = on_layer, all_logits, only
 
     def end(self) -> None:
         """Let go of everything that belongs to the step."""
@@ -159,6 +167,10 @@ class Family:
     def last_position(self, out: Any) -> Any:
         """The whole model's last output, with the last position alone: the head is a prefill's dearest product."""
         return out[:, -1:]
+
+    def sequences(self, out: Any, only: mx.array) -> Any:
+        """The whole model's last output, with some of the sequences alone. Asked of families that mix."""
+        return out[only]
 
     def join(self, switches: Switches) -> None:
         """Called once, when the stage is put together, for whatever else has to be wired."""

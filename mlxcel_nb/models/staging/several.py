@@ -32,6 +32,9 @@ class FirstValues(Family):
     def last_position(self, out: Any) -> Any:
         return out[0][:, -1:], out[1]
 
+    def sequences(self, out: Any, only: mx.array) -> Any:
+        return out[0][only], out[1]
+
 
 class Borrowed(FirstValues):
     """Hunyuan with cross-layer attention: groups of layers use the first one's projections, (h, (keys, values)).
