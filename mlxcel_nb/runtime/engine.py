@@ -270,8 +270,8 @@ class Engine:
             if sampler != 0:
                 began = time.monotonic()
                 outcome |= heard(instance.fabric.recv_tokens(sampler, self._epoch, plan.step))
-                self._spans.add(Kind.WAIT_TOKENS, began, time.monotonic(), self._epoch, plan.step, len(work.rows))
-        due = {row for work in plan.work if work.sample for row in work.rows}
+                self._spans.add(Kind.WAIT_TOKENS, began, time.monotonic(), self._epoch, plan.step, len(work.sampled))
+        due = {row for work in plan.work for row in work.sampled}
         if outcome.keys() != due:
             raise WireError(f"step {plan.step} was to sample for {sorted(due)}, and did for {sorted(outcome)}")
         self._flights.popleft()
@@ -313,20 +313,19 @@ class Engine:
     def _news(self, plan: StepPlan, now: float) -> str:
         """Tell who waits how far a prompt is; the request to note, if this step is of one."""
         recording = ""
-        for work in plan.work:
-            for row in work.rows:
-                if (active := self._active.get(row)) is None:
-                    continue
+        for row in (row for work in plan.work for row in work.sequences):
+            if (active := self._active.get(row)) is not None and active.clock.started is None:
                 assert active.sequence is not None
-                order = active.command.order
-                if active.clock.started is None:
-                    active.clock.started = now
-                    self.ledger.started(active.sequence, active.clock.received, now, self._epoch, plan.step)
-                    recording = order.id if order.forced is not None else ""
-                if work.prefill and (done := active.sequence.cached - work.count):
+                active.clock.started = now
+                self.ledger.started(active.sequence, active.clock.received, now, self._epoch, plan.step)
+                recording = active.command.order.id if active.command.order.forced is not None else ""
+        for chunk in (chunk for work in plan.work for chunk in work.chunks):
+            if (active := self._active.get(chunk.sequence)) is not None:
+                assert active.sequence is not None
+                if done := active.sequence.cached - chunk.count:
                     # One that is read again has made tokens, which are read with its prompt.
                     total = len(active.sequence.tokens)
-                    news = {"type": "prefill", "id": order.id, "done": done, "total": total}
+                    news = {"type": "prefill", "id": active.command.order.id, "done": done, "total": total}
                     self._worker.outbox.stream(news)
         return recording
 
@@ -369,7 +368,7 @@ class Engine:
         self.ledger.counts.failed_steps += 1
         if isinstance(error, PeerLost):
             self._worker.fail(self._instance.order.instance, error)
-        within = [row for flight in self._flights for work in flight.plan.work for row in work.rows]
+        within = [row for flight in self._flights for work in flight.plan.work for row in work.sequences]
         sharing = [self._active[row] for row in dict.fromkeys(within) if row in self._active]
         hopeless = isinstance(error, PeerLost | StepTimeout) or len(sharing) == 1
         for active in list(self._active.values()):

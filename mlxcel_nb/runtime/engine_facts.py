@@ -121,9 +121,9 @@ class Ledger:
         """The result of a step is here, with tokens for `made` requests that still want them."""
         counts, rows, read, tokens = self.counts, 0, 0, 0
         for work in plan.work:
-            rows += len(work.rows)
-            tokens += len(work.rows) * work.count
-            read += work.count if work.prefill else 0
+            rows += len(work.sequences)
+            tokens += work.size
+            read += work.read
         counts.steps += 1
         counts.prefilled_tokens += read
         counts.generated_tokens += made

@@ -82,8 +82,8 @@ class Execution:
         if work is None:
             spans.begin(self.epoch, plan.step)
         else:
-            rows, prefill = len(work.rows), work.prefill
-            spans.begin(self.epoch, plan.step, rows=rows, tokens=rows * work.count, prefill=prefill)
+            rows, tokens = len(work.sequences), work.size
+            spans.begin(self.epoch, plan.step, rows=rows, tokens=tokens, prefill=bool(work.chunks))
         outcome = self._run(plan, work, recording)
         spans.finish()
         self.ran = plan.step
@@ -96,7 +96,7 @@ class Execution:
             self.recording = recording
         outcome, passed = {}, 0
         if work is not None:
-            rows = self._single(work) if work.prefill else self._grouped(work)
+            rows = self._grouped(work) if work.rows else self._single(work.chunks[0].sequence)
             outcome, passed = self._compute(work, rows), rows.passes
         for _ in range(passed, self._rounds(plan)):  # of other homes: their tokens may want the experts here
             self._part.serve(self._check)
@@ -106,7 +106,7 @@ class Execution:
         """Forwards that this step takes where it takes most; each is a turn of all ranks that hold experts."""
         if self._part.dispatch is None:
             return 0
-        return max((batching.passes(self._part, len(work.rows)) for work in plan.work), default=0)
+        return max((batching.passes(self._part, len(work.sequences)) for work in plan.work), default=0)
 
     def _compute(self, work: Work, rows: batching.Group) -> Outcome:
         for lap in range(self._part.laps):
@@ -116,14 +116,14 @@ class Execution:
                     self._fabric.send_hidden([handover[name] for name in self._part.gives])
         if not self._last:
             return {}
-        if not self.samples or not work.sample:
+        if not self.samples or not work.sampled:
             mx.eval(y)
             return {}
         logits = y[:, -1]
         if self.recording is not None:
             self.recording.on_logits(logits.reshape(-1))
-        drawn = sample_rows([self._samplers[row] for row in work.rows], logits)
-        return dict(zip(work.rows, drawn, strict=True))
+        drawn = sample_rows([self._samplers[row] for row in work.sampled], logits)
+        return dict(zip(work.sampled, drawn, strict=True))
 
     # -- what a plan asks for before its forward --------------------------------------------------
 
@@ -166,9 +166,8 @@ class Execution:
 
     # -- the forward ------------------------------------------------------------------------------
 
-    def _single(self, work: Work) -> batching.Group:
-        """The one sequence of a prefill chunk, by itself."""
-        (row,) = work.rows
+    def _single(self, row: int) -> batching.Group:
+        """The sequence of a prefill chunk, by itself."""
         if row not in self._singles:
             self._singles[row] = self._part.make_cache()
         group = batching.Group(self._part)
@@ -203,11 +202,12 @@ class Execution:
     def _forward(self, work: Work, rows: batching.Group, lap: int) -> Any:
         self._check()
         x: mx.array | list[Handover]
+        count = 1 if work.rows else work.read
         if self._first and lap == 0:
-            x = mx.array(work.tokens, dtype=mx.int32).reshape(len(work.rows), work.count)
+            x = mx.array(work.tokens, dtype=mx.int32).reshape(-1, count)
         else:
-            x = [self._received(rows.width, work.count) for _ in range(rows.passes)]
-        layer_by_layer = (work.prefill or self.recording is not None) and self._collectives.breakable
+            x = [self._received(rows.width, count) for _ in range(rows.passes)]
+        layer_by_layer = (bool(work.chunks) or self.recording is not None) and self._collectives.breakable
         return rows.forward(x, on_layer=self._after_layer if layer_by_layer else None, lap=lap)
 
     def _received(self, width: int, count: int) -> Handover:

@@ -16,7 +16,7 @@ Outcome = dict[int, Sampled | MlxcelError]
 
 def doing(plan: StepPlan) -> str:
     """What a member is at, for who asks."""
-    return "prefill" if any(work.prefill for work in plan.work) else "decode"
+    return "prefill" if any(work.chunks for work in plan.work) else "decode"
 
 
 def told(epoch: int, step: int, outcome: Outcome) -> dict[str, Any]:

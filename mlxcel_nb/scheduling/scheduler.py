@@ -31,7 +31,7 @@ from mlxcel_nb.scheduling.kv_budget import Use
 from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.pace import Pace
 from mlxcel_nb.scheduling.sequence import Leaving, Request, Sequence, State
-from mlxcel_nb.scheduling.step_plan import StepPlan, Work
+from mlxcel_nb.scheduling.step_plan import Chunk, StepPlan, Work
 from mlxcel_nb.scheduling.waiting import Waiting
 
 
@@ -325,7 +325,7 @@ class Scheduler:
             elif rows := home.ready():
                 last = tuple(each.tokens[-1] for each in rows)
                 numbers = tuple(each.number for each in rows)
-                draft.work.append(Work(home.number, rows[0].group, numbers, 1, True, False, last))
+                draft.work.append(Work(home.number, rows[0].group, numbers, tokens=last))
                 taking += rows
                 for each in rows:
                     each.cached += 1
@@ -345,16 +345,16 @@ class Scheduler:
         sequence.cached += count
         last = not sequence.to_read
         (home.read if last else home.readers).append(sequence)
-        draft.work.append(Work(home.number, -1, (sequence.number,), count, last, True, tokens))
+        draft.work.append(Work(home.number, -1, (), (Chunk(sequence.number, count, last),), tokens))
         return [sequence]
 
     def _send(self, step: int, draft: Draft, rows: list[Sequence]) -> None:
         """Note what is on its way now."""
         for each in rows:
             each.in_flight += 1
-        sampling = {number for work in draft.work if work.sample for number in work.rows}
+        sampling = {number for work in draft.work for number in work.sampled}
         sampled = tuple(each for each in rows if each.number in sampling)
-        read = max((work.count for work in draft.work if work.prefill), default=0)
+        read = max((work.read for work in draft.work), default=0)
         decoding = sum(each.decodes for each in self.running)
         if read:
             self._pace.spend(read)

@@ -6,7 +6,7 @@ a plan without work is housekeeping only, and is a step like any other. Words:
 
 * A *sequence* is known by its number. From `open` on it has caches of its own on the ranks of its `home`, until
   `drop`.
-* A *prefill chunk* is one row of several tokens, run on the sequence's own caches (`group` is -1).
+* A *prefill chunk* is several tokens of one sequence, run on the sequence's own caches.
 * *Decode* is one token for each row of a `group`, whose caches are one batch. `rows` are all that are in the group:
   whoever is in the batch and no longer in `rows` is set apart, with caches of its own again; whoever is in `rows` and
   not in the batch is merged in, from caches of its own. `rows` is also the batch's order.
@@ -20,6 +20,7 @@ What a plan says of another home's sequences is none of a member's business: it 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,26 +37,63 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of a prompt, or of what is read again, that are read in one step; `sample` where they are its last."""
+
+    sequence: int
+    count: int
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
-    """One forward over all stages, for sequences of one home.
+    """One forward over all stages, for sequences of one home: the decode step of a group, prefill chunks, or both.
 
     Args:
         home: expert-parallel rank that holds the sequences; 0 in all other layouts.
-        group: whose batched cache it is, counted within the home; -1 for a prefill chunk, on a cache of its own.
-        rows: numbers of sequences, in the order of the batch.
-        count: tokens of each row.
-        sample: a token is drawn for each row, from its last position; else the step gives nothing.
-        prefill: a chunk of a prompt, or of what is read again; else decode.
-        tokens: ids, `rows` times `count`, row after row; empty for members that do not read them.
+        group: whose batched cache that of `rows` is, counted within the home; -1 without rows.
+        rows: numbers of the sequences that decode, in the order of the batch. A token is drawn for each.
+        chunks: of other sequences. Several, or some beside rows, only where `Limits.mixed`.
+        tokens: ids, those of the rows and then those of the chunks; empty for members that do not read them.
     """
 
     home: int
     group: int
     rows: tuple[int, ...]
-    count: int
-    sample: bool
-    prefill: bool
+    chunks: tuple[Chunk, ...] = ()
     tokens: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+
+    @property
+    def read(self) -> int:
+        """Tokens of the chunks."""
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def size(self) -> int:
+        """Tokens of the forward, of rows and chunks."""
+        return len(self.rows) + self.read
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """All that take part."""
+        return (*self.rows, *(chunk.sequence for chunk in self.chunks))
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """Those for which a token is drawn, in the order of what is sampled."""
+        return (*self.rows, *(chunk.sequence for chunk in self.chunks if chunk.sample))
+
+    @property
+    def mixed(self) -> bool:
+        """Whether it takes caches of several kinds at once."""
+        return len(self.chunks) > (0 if self.rows else 1)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Where among the tokens the last ones of the `sampled` stand."""
+        ends = itertools.accumulate((chunk.count for chunk in self.chunks), initial=len(self.rows))
+        lasts = zip(self.chunks, list(ends)[1:], strict=True)
+        return (*range(len(self.rows)), *(end - 1 for chunk, end in lasts if chunk.sample))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +173,13 @@ class StepPlan:
             message["open"] = [[o.sequence, o.params, list(o.context), o.position, o.home] for o in self.open]
         if self.work:
             message["work"] = [
-                [w.home, w.group, list(w.rows), w.count, w.sample, w.prefill, list(w.tokens) if with_tokens else []]
+                [
+                    w.home,
+                    w.group,
+                    list(w.rows),
+                    [[c.sequence, c.count, c.sample] for c in w.chunks],
+                    list(w.tokens) if with_tokens else [],
+                ]
                 for w in self.work
             ]
         return message
@@ -155,7 +199,7 @@ class StepPlan:
             adopt=_each(message, "adopt", 4, lambda row: Adopt(*(_number(x, "adopt") for x in row))),
             restore=_each(message, "restore", 3, _read_restore),
             open=_each(message, "open", 5, _read_open),
-            work=_each(message, "work", 7, _read_work),
+            work=_each(message, "work", 5, _read_work),
         )
 
 
@@ -196,22 +240,26 @@ def _read_open(row: list[Any]) -> Open:
 
 
 def _read_work(row: list[Any]) -> Work:
-    home, group, rows, count, sample, prefill, tokens = row
-    if type(sample) is not bool or type(prefill) is not bool:
+    home, group, rows, chunks, tokens = row
+    if not isinstance(chunks, list):
         raise _refuse("work")
     work = Work(
         home=_number(home, "work"),
         group=_number(group, "work", least=-1),
         rows=_numbers(rows, "work"),
-        count=_number(count, "work", least=1),
-        sample=sample,
-        prefill=prefill,
+        chunks=tuple(map(_read_chunk, chunks)),
         tokens=_numbers(tokens, "work"),
     )
-    if not work.rows or len(set(work.rows)) != len(work.rows):
-        raise _refuse("work", "names no row, or one twice")
-    if work.prefill != (work.group == -1) or (len(work.rows) > 1 if prefill else not sample or count != 1):
-        raise _refuse("work", "is neither a prefill chunk nor a step of a group")
-    if len(work.tokens) not in (0, len(work.rows) * work.count):
-        raise _refuse("work", f"has {len(work.tokens)} tokens for {len(work.rows)} x {work.count}")
+    if not work.sequences or len(set(work.sequences)) != len(work.sequences):
+        raise _refuse("work", "names no sequence, or one twice")
+    if bool(work.rows) != (work.group >= 0):
+        raise _refuse("work", "has rows without a group, or a group without rows")
+    if len(work.tokens) not in (0, work.size):
+        raise _refuse("work", f"has {len(work.tokens)} tokens for {work.size}")
     return work
+
+
+def _read_chunk(row: Any) -> Chunk:
+    if not isinstance(row, list) or len(row) != 3 or type(row[2]) is not bool:
+        raise _refuse("work")
+    return Chunk(_number(row[0], "work"), _number(row[1], "work", least=1), row[2])

@@ -90,7 +90,7 @@ def raise_for_seed(index: int, seed: int | None) -> None:
         for opened in plan.open:
             if opened.params.get("seed") == seed:
                 marked.add(opened.sequence)
-        if any(row in marked for work in plan.work for row in work.rows):
+        if any(row in marked for work in plan.work for row in work.sequences):
             raise_in_layer(index, 1)
         return own(self, plan, recording)
 

@@ -55,7 +55,7 @@ def record() -> None:
         run, sample = execution.Execution.run, module.sample_rows
 
         def recorded_run(self: Any, plan: Any, recording: Any = None) -> Any:
-            module.fed.extend((self.epoch, plan.step, work.tokens) for work in plan.work if not work.prefill)
+            module.fed.extend((self.epoch, plan.step, work.tokens) for work in plan.work if work.rows)
             return run(self, plan, recording)
 
         def recorded_sample(samplers: Any, logits: Any) -> Any:

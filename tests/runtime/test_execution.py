@@ -19,7 +19,7 @@ from mlxcel_nb.runtime.fabric import Fabric
 from mlxcel_nb.runtime.instance import Instance
 from mlxcel_nb.runtime.protocol import LoadOrder, Member
 from mlxcel_nb.runtime.recording import Recording
-from mlxcel_nb.scheduling.step_plan import Open, StepPlan, Work
+from mlxcel_nb.scheduling.step_plan import Chunk, Open, StepPlan, Work
 from tests.tiny import make_tiny
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -41,13 +41,15 @@ def execution(tmp_path: Path) -> Iterator[Execution]:
 def begins(step: int, sequence: int, **more: tuple[int, ...]) -> StepPlan:
     """A plan in which a sequence comes and its whole prompt is read."""
     opened = Open(sequence, SamplingParams().to_dict(), (), 0)
-    return StepPlan(step, open=(opened,), work=(Work(0, -1, (sequence,), len(PROMPT), True, True, PROMPT),), **more)
+    return StepPlan(
+        step, open=(opened,), work=(Work(0, -1, (), (Chunk(sequence, len(PROMPT), True),), PROMPT),), **more
+    )
 
 
 def test_a_prompt_is_read_and_decodes_and_nothing_of_it_stays(execution: Execution) -> None:
     first = execution.run(begins(0, 7))[7]
     assert isinstance(first, Sampled) and execution.nbytes > 0
-    after = execution.run(StepPlan(1, work=(Work(0, 0, (7,), 1, True, False, (first.token,)),)))
+    after = execution.run(StepPlan(1, work=(Work(0, 0, (7,), tokens=(first.token,)),)))
     assert after.keys() == {7}
     assert execution.run(StepPlan(2, drop=(7,))) == {} and execution.nbytes == 0
 

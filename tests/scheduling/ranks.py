@@ -3,6 +3,7 @@ every plan that real ones could not run."""
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections import Counter
 
@@ -103,21 +104,23 @@ class Rank:
         return sampled
 
     def _work(self, work: Work) -> dict[int, int]:
-        assert len(work.tokens) == len(work.rows) * work.count
-        if work.prefill:
-            (number,) = work.rows
-            assert not any(number in rows for rows in self.batches.values()), "a prompt is read on caches of its own"
-        else:
+        assert len(work.tokens) == work.size
+        if work.rows:
             batch = list(self.batches.get(work.group, ()))
             for rows in self.batches.values():
                 rows[:] = [each for each in rows if each not in work.rows]
             staying = [each for each in batch if each in work.rows]
             assert list(work.rows[: len(staying)]) == staying, "who is in a batch keeps its place, who joins comes last"
             self.batches[work.group] = list(work.rows)
-        for index, number in enumerate(work.rows):
-            self.caches[number] += work.tokens[index * work.count : (index + 1) * work.count]
+        tokens = iter(work.tokens)
+        for number in work.rows:
+            self.caches[number].append(next(tokens))
+        for chunk in work.chunks:
+            batched = any(chunk.sequence in rows for rows in self.batches.values())
+            assert not batched, "a prompt is read on caches of its own"
+            self.caches[chunk.sequence] += itertools.islice(tokens, chunk.count)
         sampled = {}
-        for number in work.rows if work.sample else ():
+        for number in work.sampled:
             sampled[number] = next_token(self.caches[number], self.positions[number])
             self.positions[number] += 1
         return sampled

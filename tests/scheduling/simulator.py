@@ -186,7 +186,7 @@ class Simulation:
 
     @staticmethod
     def _seconds(plan: StepPlan) -> float:
-        return 0.004 + 0.0005 * max((work.count * len(work.rows) for work in plan.work), default=0)
+        return 0.004 + 0.0005 * max((work.size for work in plan.work), default=0)
 
     # -- what is promised of a plan
 
@@ -198,16 +198,15 @@ class Simulation:
         flying = {each.number for rows in before.values() for each in rows}
         assert not flying & set(plan.drop), "one with a step on its way is not dropped"
         for work in plan.work:
-            if not work.prefill:
-                assert not flying & set(work.rows), "one with a step on its way is not run again"
-            elif work.rows[0] in flying:
+            assert not flying & set(work.rows), "one with a step on its way is not run again"
+            for number in {chunk.sequence for chunk in work.chunks} & flying:
                 self.overlapping_chunks += 1
-                steps = [step for step, rows in before.items() if work.rows[0] in {each.number for each in rows}]
-                sent = [w for p in self.plans if p.step in steps for w in p.work if work.rows[0] in w.rows]
-                assert all(w.prefill and not w.sample for w in sent), "but for the next chunk of its prompt"
-        suspects = [n for work in plan.work for n in work.rows if self.sequences[n].suspect]
+                steps = [step for step, rows in before.items() if number in {each.number for each in rows}]
+                sent = [w for p in self.plans if p.step in steps for w in p.work if number in w.sequences]
+                assert all(number not in w.sampled for w in sent), "but for the next chunk of its prompt"
+        suspects = [n for work in plan.work for n in work.sequences if self.sequences[n].suspect]
         if suspects or any(each.suspect for rows in before.values() for each in rows):
-            assert {n for work in plan.work for n in work.rows} | flying <= set(suspects or flying)
+            assert {n for work in plan.work for n in work.sequences} | flying <= set(suspects or flying)
             assert len(set(suspects)) <= 1, "who is suspected shares no step"
 
     def _check_lives(self, plan: StepPlan) -> None:
@@ -226,7 +225,7 @@ class Simulation:
             assert each.context == tuple(sequence.tokens[len(sequence.tokens) - len(each.context) :])
             assert len(each.context) >= each.position
             self._has_caches.add(each.sequence)
-        at_work = {number for work in plan.work for number in work.rows}
+        at_work = {number for work in plan.work for number in work.sequences}
         assert at_work <= self._has_caches
         assert not any(self.sequences[number].leaving for number in at_work), "who leaves is given no more work"
         assert len(self._has_caches) <= self.limits.max_rows

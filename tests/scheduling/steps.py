@@ -31,7 +31,7 @@ def work(of: Scheduler) -> Work:
 
 
 def answer(of: Scheduler, done: StepPlan, token: int = 7) -> None:
-    of.took(done.step, {row: token for each in done.work if each.sample for row in each.rows})
+    of.took(done.step, {row: token for each in done.work for row in each.sampled})
 
 
 def decoding(of: Scheduler, *requests: Request) -> list[Sequence]:

@@ -13,7 +13,7 @@ from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.pace import LEAST, START, Pace
 from mlxcel_nb.scheduling.scheduler import Scheduler
 from mlxcel_nb.scheduling.sequence import Request
-from mlxcel_nb.scheduling.step_plan import Work
+from mlxcel_nb.scheduling.step_plan import Chunk, Work
 from tests.scheduling.ranks import plain
 
 Cost = Callable[[Work], float]
@@ -21,13 +21,12 @@ Cost = Callable[[Work], float]
 
 def bandwidth(work: Work) -> float:
     """Seconds, of a machine that takes 50 ms to read the weights and 4 ms to compute a token beside it."""
-    tokens = work.count * len(work.rows)
-    return max(0.050, 0.004 * tokens) + 0.0005 * tokens
+    return max(0.050, 0.004 * work.size) + 0.0005 * work.size
 
 
 def compute(work: Work) -> float:
     """Seconds, of a machine on which a step costs 2 ms and a token 0.2 ms."""
-    return 0.002 + 0.0002 * work.count * len(work.rows)
+    return 0.002 + 0.0002 * work.size
 
 
 class Clock:
@@ -46,8 +45,8 @@ class Clock:
             assert plan is not None
             seconds = sum(map(self.cost, plan.work))
             self.now += seconds
-            self.chunks += [work.count for work in plan.work if work.prefill]
-            rows = [row for work in plan.work if work.sample for row in work.rows]
+            self.chunks += [work.read for work in plan.work if work.chunks]
+            rows = [row for work in plan.work for row in work.sampled]
             self.scheduler.took(plan.step, dict.fromkeys(rows, 5), seconds)
             for row in rows:
                 self.came[row].append(self.now)
@@ -79,7 +78,7 @@ def test_a_stream_takes_at_most_two_and_a_half_times_its_idle_time_while_a_long_
     clock.run(lambda: bool(clock.came[arrives]))
     during = sorted(clock.gaps(0, begin, clock.now))
     assert during[int(0.99 * len(during))] <= 2.5 * idle
-    alone = 1500 / 256 * cost(Work(0, -1, (0,), 256, False, True))
+    alone = 1500 / 256 * cost(Work(0, -1, (), (Chunk(0, 256, False),)))
     assert clock.now - begin < 7 * alone, "and it is read all the same"
 
 

@@ -26,10 +26,10 @@ def test_the_last_token_of_a_prompt_is_always_run() -> None:
     run(one, request(*prompt))
     again, plans = run(one, request(*prompt))
     assert again.reused == BLOCK
-    assert plans[0].work[0].count == BLOCK
+    assert plans[0].work[0].read == BLOCK
     longer, plans = run(one, request(*prompt, 3))
     assert longer.reused == 2 * BLOCK
-    assert plans[0].work[0].count == 1
+    assert plans[0].work[0].read == 1
 
 
 def test_several_answers_to_one_prompt_read_it_once() -> None:
@@ -39,7 +39,7 @@ def test_several_answers_to_one_prompt_read_it_once() -> None:
     read = 0
     while not all(each.state is State.DECODE for each in made):
         step = plan(one)
-        read += sum(each.count for each in step.work if each.prefill)
+        read += sum(each.read for each in step.work)
         answer(one, step)
     assert [each.reused for each in made] == [0, 96, 96, 96]
     assert read == 100 + 3 * 4
@@ -53,7 +53,7 @@ def test_the_count_of_reused_tokens_is_honest(reusable: bool) -> None:
     other = [*long(47), *long(53, first=90)]
     sequence, plans = run(one, request(*other))
     assert sequence.reused == (BLOCK if reusable else 0)
-    read = sum(each.count for step in plans for each in step.work if each.prefill)
+    read = sum(each.read for step in plans for each in step.work)
     assert read + sequence.reused == 100
     moved = any(step.keep or step.restore for step in plans)
     assert moved == bool(one.blocks) == reusable

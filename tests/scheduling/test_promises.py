@@ -152,10 +152,10 @@ def test_all_stages_work_at_once() -> None:
     sizes: dict[int, int] = {}
     for plan in simulation.plans:
         for work in plan.work:
-            if not work.prefill:
+            if work.rows:
                 sizes[work.group] = len(work.rows)
     assert sorted(sizes) == [0, 1, 2]
-    at_work = Counter(work.group for plan in simulation.plans for work in plan.work if not work.prefill)
+    at_work = Counter(work.group for plan in simulation.plans for work in plan.work if work.rows)
     assert max(at_work.values()) < 1.3 * min(at_work.values())
 
 
@@ -212,8 +212,8 @@ def test_texts_go_on_while_a_long_prompt_is_read() -> None:
         Request(prompt=tuple(random.Random(3).randrange(1, 200) for _ in range(900)), max_tokens=5, owner="x")
     )
     simulation.run([], every=0)
-    chunks = [n for n, plan in enumerate(simulation.plans) if any(w.rows == (2,) and w.prefill for w in plan.work)]
-    steps = [n for n, plan in enumerate(simulation.plans) if any(0 in w.rows and not w.prefill for w in plan.work)]
+    chunks = [n for n, plan in enumerate(simulation.plans) if any(w.sequences == (2,) and w.chunks for w in plan.work)]
+    steps = [n for n, plan in enumerate(simulation.plans) if any(0 in w.rows for w in plan.work)]
     during = [n for n in steps if chunks[0] < n < chunks[-1]]
     assert during and all(after - before <= 2 for before, after in pairwise(during))
 

@@ -7,7 +7,7 @@ import pytest
 from mlxcel_nb.errors import Busy, RequestError
 from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.sequence import Request, State
-from mlxcel_nb.scheduling.step_plan import StepPlan, Work
+from mlxcel_nb.scheduling.step_plan import Chunk, StepPlan, Work
 from tests.scheduling.ranks import plain
 from tests.scheduling.simulator import Simulation
 from tests.scheduling.steps import LARGE, answer, decoding, long, plan, request, scheduler, work
@@ -21,17 +21,17 @@ def test_a_prompt_is_read_in_chunks_and_the_last_one_samples() -> None:
     first = plan(one)
     (opened,) = first.open
     assert (opened.params, opened.context, opened.position) == ({"seed": 3}, (8, 9, 10), 0)
-    assert first.work == (Work(0, -1, (0,), 4, False, True, (1, 2, 3, 4)),)
+    assert first.work == (Work(0, -1, (), (Chunk(0, 4, False),), (1, 2, 3, 4)),)
     assert one.next(0.0) is None
     one.took(first.step, {})
     second = plan(one)
-    assert second.work == (Work(0, -1, (0,), 4, False, True, (5, 6, 7, 8)),)
+    assert second.work == (Work(0, -1, (), (Chunk(0, 4, False),), (5, 6, 7, 8)),)
     one.took(second.step, {})
     third = plan(one)
-    assert third.work == (Work(0, -1, (0,), 2, True, True, (9, 10)),)
+    assert third.work == (Work(0, -1, (), (Chunk(0, 2, True),), (9, 10)),)
     one.took(third.step, {0: 5})
     assert sequence.tokens[-1] == 5 and sequence.position == 1
-    assert work(one) == Work(0, 0, (0,), 1, True, False, (5,))
+    assert work(one) == Work(0, 0, (0,), tokens=(5,))
 
 
 def test_the_end_is_a_plan_without_work_and_then_there_is_none() -> None:
@@ -48,7 +48,7 @@ def test_the_end_is_a_plan_without_work_and_then_there_is_none() -> None:
 def test_several_decode_as_one_batch_in_the_order_in_which_they_came() -> None:
     one = scheduler()
     decoding(one, request(1), request(2), request(3))
-    assert work(one) == Work(0, 0, (0, 1, 2), 1, True, False, (7, 7, 7))
+    assert work(one) == Work(0, 0, (0, 1, 2), tokens=(7, 7, 7))
 
 
 def test_results_come_in_the_order_of_steps() -> None:
@@ -73,7 +73,7 @@ def test_the_result_of_one_that_was_cancelled_meanwhile_is_passed_over() -> None
     one.took(under_way.step, {0: 9, 1: 9})
     assert sequence.tokens == tokens and other.tokens[-1] == 9
     after = plan(one)
-    assert after.drop == (0,) and after.work[0].rows == (1,)
+    assert after.drop == (0,) and after.work[0].sequences == (1,)
 
 
 def test_one_that_waits_is_cancelled_without_a_plan() -> None:
@@ -200,7 +200,7 @@ def test_after_a_failure_all_are_run_again_from_their_tokens() -> None:
     again = plan(one)
     (opened,) = again.open
     assert (opened.sequence, opened.position, opened.context) == (0, sequences[0].position, (7,) * opened.position)
-    assert again.work[0].tokens == tuple(sequences[0].tokens) and again.work[0].sample
+    assert again.work[0].tokens == tuple(sequences[0].tokens) and again.work[0].sampled
     assert again.step > under_way.step
 
 
@@ -222,7 +222,7 @@ def test_only_the_request_that_breaks_every_step_it_is_in_is_ended(shape: dict[s
         simulation.ask(request(*long(12, first=1 + owner), owner=f"{owner}", max_tokens=30))
 
     def breaks(step: StepPlan) -> bool:
-        return any(3 in each.rows and each.sample for each in step.work) and len(simulation.answers[3]) == 3
+        return any(3 in each.sampled for each in step.work) and len(simulation.answers[3]) == 3
 
     simulation.breaks = breaks
     while not simulation.scheduler.idle:

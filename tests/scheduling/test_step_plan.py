@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_nb.errors import WireError
-from mlxcel_nb.scheduling.step_plan import Adopt, Keep, Open, Restore, StepPlan, Work
+from mlxcel_nb.scheduling.step_plan import Adopt, Chunk, Keep, Open, Restore, StepPlan, Work
 
 PLAN = StepPlan(
     step=7,
@@ -20,7 +20,7 @@ PLAN = StepPlan(
     adopt=(Adopt(2**52, 0, 11), Adopt(1, 3, 12, home=1)),
     restore=(Restore(5, (6, 8)),),
     open=(Open(5, {"seed": 1, "stop": ["x"]}, (1, 2, 3), 2),),
-    work=(Work(0, -1, (5,), 3, False, True, (4, 5, 6)), Work(1, 0, (6, 4), 1, True, False, (7, 8))),
+    work=(Work(0, -1, (), (Chunk(5, 3, False),), (4, 5, 6)), Work(1, 0, (6, 4), (Chunk(8, 2, True),), (7, 8, 9, 10))),
 )
 
 
@@ -61,17 +61,19 @@ WRONG: list[tuple[str, Any]] = [
     ("open", [[1, [], [1], 0, 0]]),
     ("open", [[1, {1: 2}, [1], 0, 0]]),
     ("open", [[1, {}, ["a"], 0, 0]]),
-    ("work", [[0, -1, [5], 3, 1, True, []]]),
-    ("work", [[0, -1, [], 3, True, True, []]]),
-    ("work", [[0, -1, [5, 6], 3, True, True, []]]),
-    ("work", [[0, -2, [5], 3, True, True, []]]),
-    ("work", [[0, 0, [5], 3, True, True, []]]),
-    ("work", [[0, 0, [5], 2, True, False, []]]),
-    ("work", [[0, 0, [5], 1, False, False, []]]),
-    ("work", [[0, -1, [5], 1, True, False, []]]),
-    ("work", [[0, 0, [5, 5], 1, True, False, []]]),
-    ("work", [[0, 0, [5, 6], 1, True, False, [1]]]),
-    ("work", [[0, 0, [5, 6], 0, True, False, []]]),
+    ("work", [[0, -1, [], [[5, 3, 1]], []]]),
+    ("work", [[0, -1, [], [[5, 3]], []]]),
+    ("work", [[0, -1, [], [[5, 0, True]], []]]),
+    ("work", [[0, -1, [], [5], []]]),
+    ("work", [[0, -1, [], 5, []]]),
+    ("work", [[0, -1, [], [], []]]),
+    ("work", [[0, -2, [5], [], []]]),
+    ("work", [[0, -1, [5], [], []]]),
+    ("work", [[0, 0, [], [[5, 3, True]], []]]),
+    ("work", [[0, 0, [5, 5], [], []]]),
+    ("work", [[0, 0, [5], [[5, 3, True]], []]]),
+    ("work", [[0, 0, [5, 6], [], [1]]]),
+    ("work", [[0, 0, [5], [[6, 3, True]], [1, 2, 3]]]),
 ]
 
 

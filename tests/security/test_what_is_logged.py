@@ -17,7 +17,7 @@ from mlxcel_nb.errors import WireError
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.runtime.protocol import GenerateOrder
 from mlxcel_nb.scheduling.sequence import Request
-from mlxcel_nb.scheduling.step_plan import Open, Work
+from mlxcel_nb.scheduling.step_plan import Chunk, Open, Work
 from mlxcel_nb.util.log import trail
 from mlxcel_nb.util.loop import LoopThread
 from tests.waiting import until
@@ -65,7 +65,7 @@ def test_what_holds_a_prompt_does_not_show_it() -> None:
         GenerateOrder(id="r", instance="i", params=params, prompt=PROMPT),
         GenerateOrder(id="r", instance="i", params=params, messages=[{"role": "user", "content": PROMPT}]),
         GenerateOrder(id="r", instance="i", params=params, token_ids=[31337]),
-        Work(0, -1, (1,), 1, False, True, (31337,)),
+        Work(0, -1, (), (Chunk(1, 1, False),), (31337,)),
         Open(1, {}, (31337,), 0),
         Request(prompt=(31337,), max_tokens=1),
         Context(None, None, prompt=PROMPT, names={"x": PROMPT}),
