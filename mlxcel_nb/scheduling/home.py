@@ -19,6 +19,9 @@ from mlxcel_nb.scheduling.prefix_tree import Node, PrefixTree
 from mlxcel_nb.scheduling.sequence import Sequence, State
 from mlxcel_nb.scheduling.step_plan import BLOCK, Adopt, Keep, Open, Restore
 
+READERS = 4
+"""Prompts of one owner that are read at a time: a short one need not wait for a long one, nor everybody for all."""
+
 
 def span(sequence: Sequence) -> int:
     """Tokens that it needs room for: those of its next step, and a block to begin with."""
@@ -138,6 +141,20 @@ class Home:
         for each in sequences:
             groups.setdefault(each.group, []).append(span(each))
         return [Batch(len(spans), max(spans)) for spans in groups.values()]
+
+    # -- prompts
+
+    def could_read(self, sequence: Sequence) -> bool:
+        """Whether a sequence's prompt may be read beside those of its owner that are being read.
+
+        It waits for one that begins alike, beyond what is kept, to begin with its blocks.
+        """
+        owners = [each for each in self.readers if each.request.owner == sequence.request.owner]
+        end = (len(self.known(sequence)) + 1) * BLOCK
+        alike = self._reusable and len(sequence.tokens) > end
+        return len(owners) < READERS and not (
+            alike and any(each.tokens[:end] == sequence.tokens[:end] for each in owners)
+        )
 
     # -- prefixes
 

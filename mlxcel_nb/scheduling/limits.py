@@ -25,6 +25,8 @@ class Limits:
         chunk: tokens of a prompt that are read in one step at most.
         reusable: whether a prefix's keys and values can be kept and begin another sequence: not where a window has
             slid over them, nor where a layer keeps a state instead.
+        mixed: whether chunks are read in the forward of those who decode, several if they are short; else each has a
+            forward of its own.
         padded: whether rows of a group take as much as its longest; else each takes its own.
         kept: share of each room that kept blocks take at most; they give way to sequences anyway.
         gap: a stream's time from token to token may grow to about this many times its idle one while prompts are read.
@@ -40,6 +42,7 @@ class Limits:
     in_flight: int = 0
     chunk: int = 256
     reusable: bool = True
+    mixed: bool = False
     padded: bool = True
     kept: float = 0.5
     gap: float = 2.25

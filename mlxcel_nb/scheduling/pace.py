@@ -1,10 +1,12 @@
 """How much of a prompt is read between two tokens of those who are being answered. Pure: it is told how long steps
 took.
 
-Reading stands in the way of decoding, and a text that stutters is hard to read. So each decode step earns tokens of
-prompt, which chunks spend: over a round of all groups as many as take about as long as the round, times `gap` - 1. How
-many those are is found by looking: after a chunk that took twice its time comes one of half the length. That settles
-where a chunk takes its time, whatever a step costs beside its tokens.
+Reading stands in the way of decoding, and a text that stutters is hard to read. So a round of all groups may take
+`gap` times what it takes when nothing is read. How many tokens that are is found by looking: after one that took twice
+its time comes half as much. That settles where steps take their time, whatever they cost beside their tokens.
+
+Where steps are mixed, each reads along what it may. Else chunks have steps of their own, which decode steps earn: over
+a round of all groups as many tokens as take about as long as the round, times `gap` - 1.
 
 Where many wait for few, they count for more, and those few for a little less: a round earns more by the square of the
 number that want to be read, divided by the number that decode. One prompt among any number of texts gets no more than
@@ -30,32 +32,44 @@ class Pace:
     """Chunk lengths of one instance.
 
     Args:
-        gap: see `Limits`.
-        most: tokens of a chunk.
+        gap, mixed: see `Limits`.
+        most: tokens that a step reads.
     """
 
-    def __init__(self, gap: float, most: int) -> None:
+    def __init__(self, gap: float, most: int, *, mixed: bool = False) -> None:
         self._gap = gap
         self._most = most
+        self._mixed = mixed
         self._least = min(LEAST, most)
         self._length = float(min(START, most))
         self._decodes: deque[float] = deque(maxlen=REMEMBERED)
+        self._looked_at = 0  # sequences that decoded in the latest step that read nothing
         self._credit = 0
 
     @property
     def length(self) -> int:
-        """Tokens that a round earns."""
+        """Tokens that one prompt gets in a round of one group."""
         return int(self._length)
 
-    @property
-    def allowed(self) -> int:
-        """Tokens that the next chunk may have; 0 when decode steps come first."""
+    def allowed(self, decoding: int, wanting: int) -> int:
+        """Tokens that the next step may read while `decoding` sequences decode and `wanting` wait; 0: they come first.
+
+        What a step takes that reads nothing is looked at anew whenever twice as many decode as when it was last seen.
+        """
+        if self._mixed:
+            return 0 if decoding > 2 * self._looked_at else self._round(decoding, wanting)
         return self._credit if self._credit >= self.length else 0
 
+    def _round(self, decoding: int, wanting: int) -> int:
+        return min(self._most, self.length * max(1, wanting * wanting // decoding))
+
     def earn(self, groups: int, decoding: int, wanting: int) -> None:
-        """A step of one of `groups` groups has been sent, with `decoding` sequences in all, while `wanting` wait."""
-        round_earns = min(self._most, self.length * max(1, wanting * wanting // decoding))
-        self._credit = min(round_earns, self._credit - (-round_earns // groups))
+        """A step of one of `groups` groups has been sent that reads nothing, while `decoding` and `wanting` do so."""
+        if decoding > 2 * self._looked_at:
+            self._decodes.clear()
+        self._looked_at = decoding
+        earned = self._round(decoding, wanting)
+        self._credit = min(earned, self._credit - (-earned // groups))
 
     def spend(self, tokens: int) -> None:
         """A chunk of so many tokens has been sent. A short one takes nearly as much time as the usual length."""
@@ -66,16 +80,21 @@ class Pace:
         self._credit = 0
 
     def decoded(self, seconds: float) -> None:
-        """A step of one group took so long."""
+        """A step of one group took so long that read nothing."""
         self._decodes.append(seconds)
 
     def read(self, tokens: int, seconds: float, groups: int) -> None:
-        """A chunk between the steps of `groups` decoding groups took so long.
+        """A step that read so much while `groups` groups decoded took so long.
 
         Shorter ones than usual, the ends of prompts, tell little and are passed over.
         """
         if not self._decodes or seconds <= 0 or 2 * tokens < self._length:
             return
-        meant = (self._gap - 1) * groups * statistics.median(self._decodes)
-        wanted = tokens * meant / seconds
+        alone = statistics.median(self._decodes)
+        meant = self._gap * alone if self._mixed else (self._gap - 1) * alone * groups
+        beside = alone if self._mixed else 0.0
+        if seconds <= meant:  # all of it grows with the tokens, for all that is known
+            wanted = tokens * meant / seconds
+        else:
+            wanted = tokens * (meant - beside) / (seconds - beside)
         self._length = max(self._least, min(self._most, 2 * self._length, max(self._length / 2, wanted)))

@@ -40,13 +40,15 @@ class Flight:
     """A step on its way.
 
     Args:
-        read: tokens of its longest chunk, 0 without one.
-        paced: chunks were read while others decoded.
+        decoded: sequences that decoded in it.
+        read: tokens of prompts, of the home where they are most.
+        paced: they were read while others decoded.
     """
 
     step: int
     rows: tuple[Sequence, ...]
     sampled: tuple[Sequence, ...]
+    decoded: int
     read: int
     paced: bool
 
@@ -58,7 +60,7 @@ class Scheduler:
         self.limits = limits
         self.preemptions = 0
         """How often a sequence was put back, so far."""
-        self._pace = Pace(limits.gap, limits.chunk)
+        self._pace = Pace(limits.gap, limits.chunk, mixed=limits.mixed)
         self._waiting = Waiting()
         self._flying: deque[Flight] = deque()
         self._numbers = itertools.count()
@@ -283,7 +285,7 @@ class Scheduler:
     def _come_next(self, draft: Draft) -> Sequence | None:
         """The next sequence, begun at one of the homes.
 
-        An owner has one prompt at a time read at each home, so what it asks together can share a beginning.
+        Of each owner a few prompts are read at a time, and none that is to begin with blocks of one of them.
         """
         running = [each for home in self._homes for each in home.running]
         if any(each.request.exclusive for each in running):
@@ -291,12 +293,10 @@ class Scheduler:
         for sequence in self._waiting.first():
             if sequence.request.exclusive and running:
                 return None
-            owner = sequence.request.owner
             homes = [
                 home
                 for home in self._homes
-                if sequence.request.home in (None, home.number)
-                and not any(each.request.owner == owner for each in home.readers)
+                if sequence.request.home in (None, home.number) and home.could_read(sequence)
             ]
             if not homes:
                 continue
@@ -312,23 +312,20 @@ class Scheduler:
         """Add the work of this step; who takes part."""
         if suspects := [each for flight in self._flying for each in flight.rows if each.suspect]:
             return self._read_on(draft, suspects[0])
-        decoding = any(each.decodes for each in self.running)
-        chunk = self._pace.allowed if decoding else self.limits.chunk
+        decoding = sum(each.decodes for each in self.running)
+        chunk = self._pace.allowed(decoding, self._wanting()) if decoding else self.limits.chunk
         readers = {home.number: home.readers[0] for home in homes if home.readers and chunk}
         if suspect := next((each for each in readers.values() if each.suspect), None):
             # It waits until nothing is on its way, and everybody for it.
             return [] if self._flying else self._read(draft, suspect, chunk)
         taking: list[Sequence] = []
         for home in homes:
-            if home.number in readers:
+            if home.number not in readers:
+                taking += self._compose(draft, home, home.ready(), [], 0)
+            elif self.limits.mixed:
+                taking += self._compose(draft, home, home.ready(), list(home.readers), chunk)
+            else:
                 taking += self._read(draft, readers[home.number], chunk)
-            elif rows := home.ready():
-                last = tuple(each.tokens[-1] for each in rows)
-                numbers = tuple(each.number for each in rows)
-                draft.work.append(Work(home.number, rows[0].group, numbers, tokens=last))
-                taking += rows
-                for each in rows:
-                    each.cached += 1
         return taking
 
     def _read_on(self, draft: Draft, suspect: Sequence) -> list[Sequence]:
@@ -337,16 +334,32 @@ class Scheduler:
         return self._read(draft, suspect, self.limits.chunk) if going_on else []
 
     def _read(self, draft: Draft, sequence: Sequence, chunk: int) -> list[Sequence]:
-        """A chunk of a sequence's tokens; then it is another one's turn."""
-        home = self._homes[sequence.home]
-        home.readers.remove(sequence)
-        count = min(chunk, sequence.to_read)
-        tokens = tuple(sequence.tokens[sequence.cached : sequence.cached + count])
-        sequence.cached += count
-        last = not sequence.to_read
-        (home.read if last else home.readers).append(sequence)
-        draft.work.append(Work(home.number, -1, (), (Chunk(sequence.number, count, last),), tokens))
-        return [sequence]
+        """A chunk of one sequence by itself."""
+        return self._compose(draft, self._homes[sequence.home], [], [sequence], chunk)
+
+    def _compose(
+        self, draft: Draft, home: Home, rows: list[Sequence], readers: list[Sequence], most: int
+    ) -> list[Sequence]:
+        """Add a home's work: a token of each of `rows`, and up to `most` tokens of `readers`, whose turn it is."""
+        chunks, tokens, taking = [], [each.tokens[-1] for each in rows], list(rows)
+        for each in rows:
+            each.cached += 1
+        for sequence in readers:
+            if most == 0 or (sequence.suspect and taking):
+                break
+            count = min(most, sequence.to_read)
+            most -= count
+            tokens += sequence.tokens[sequence.cached : sequence.cached + count]
+            sequence.cached += count
+            home.readers.remove(sequence)
+            (home.readers if sequence.to_read else home.read).append(sequence)
+            chunks.append(Chunk(sequence.number, count, not sequence.to_read))
+            taking.append(sequence)
+        if taking:
+            group = rows[0].group if rows else -1
+            numbers = tuple(each.number for each in rows)
+            draft.work.append(Work(home.number, group, numbers, tuple(chunks), tuple(tokens)))
+        return taking
 
     def _send(self, step: int, draft: Draft, rows: list[Sequence]) -> None:
         """Note what is on its way now."""
@@ -356,13 +369,14 @@ class Scheduler:
         sampled = tuple(each for each in rows if each.number in sampling)
         read = max((work.read for work in draft.work), default=0)
         decoding = sum(each.decodes for each in self.running)
+        decoded = sum(len(work.rows) for work in draft.work)
         if read:
             self._pace.spend(read)
         elif rows:
             self._pace.earn(self._groups_at_work(), max(1, decoding), self._wanting())
         if not decoding:
             self._pace.rest()
-        self._flying.append(Flight(step, tuple(rows), sampled, read, paced=bool(decoding)))
+        self._flying.append(Flight(step, tuple(rows), sampled, decoded, read, paced=bool(decoding)))
 
     # -- the rest
 
@@ -379,7 +393,7 @@ class Scheduler:
     def _learn(self, flight: Flight, seconds: float) -> None:
         if not flight.read and flight.rows:
             self._pace.decoded(seconds)
-        elif flight.read and flight.paced:
+        elif flight.read and flight.paced and (flight.decoded or not self.limits.mixed):
             self._pace.read(flight.read, seconds, max(1, self._groups_at_work()))
 
     def _end(self, sequence: Sequence, leaving: Leaving) -> None:

@@ -38,6 +38,7 @@ def limits(draw: st.DrawFn) -> Limits:
         in_flight=draw(st.sampled_from([0, 0, 3])),
         chunk=draw(st.sampled_from([7, 32, 256])),
         reusable=draw(st.booleans()),
+        mixed=draw(st.booleans()),
         kept=draw(st.sampled_from([0.5, 1.0])),
     )
 
@@ -68,9 +69,10 @@ def tight(tokens: int = 140, **more: object) -> Limits:
     return Limits(rooms=((plain(tokens),),), **more)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_memory_is_never_over_committed_and_used_to_the_end(seed: int) -> None:
-    simulation = Simulation(tight(), seed)
+def test_memory_is_never_over_committed_and_used_to_the_end(seed: int, mixed: bool) -> None:
+    simulation = Simulation(tight(mixed=mixed), seed)
     simulation.run(requests(40, seed=seed, answers=(20, 40)), every=0)
     (rank,) = simulation.ranks[0]
     assert 0.9 * rank.room.available < rank.most_bytes <= rank.room.available
@@ -111,7 +113,7 @@ def test_the_first_that_came_is_never_put_back() -> None:
     assert not simulation.sequences[0].preemptions
 
 
-@pytest.mark.parametrize("kind", ["single", "stages", "homes"])
+@pytest.mark.parametrize("kind", ["single", "mixed", "stages", "homes"])
 def test_the_same_inputs_give_the_same_plans(kind: str) -> None:
     """In another process too, where texts hash to other values."""
     code = f"from tests.scheduling.test_promises import digest; print(digest({kind!r}))"
@@ -136,6 +138,7 @@ def digest(kind: str) -> int:
 
     shape: dict[str, dict[str, object]] = {
         "single": {"rooms": ((plain(200),),)},
+        "mixed": {"rooms": ((plain(200),),), "mixed": True},
         "stages": {"rooms": ((plain(200), plain(180)),), "stages": 2},
         "homes": {"rooms": ((plain(200),), (plain(200),))},
     }
@@ -200,10 +203,11 @@ def test_nobody_starves_who_needs_much_room() -> None:
     assert opened.index(10) < 30
 
 
-def test_texts_go_on_while_a_long_prompt_is_read() -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_texts_go_on_while_a_long_prompt_is_read(mixed: bool) -> None:
     """A stream makes a token at least every second step, and the prompt a chunk."""
     streams = [Request(prompt=(1 + n, 2), max_tokens=300, owner=f"{n}") for n in range(2)]
-    simulation = Simulation(Limits(rooms=((plain(5000),),)), 1)
+    simulation = Simulation(Limits(rooms=((plain(5000),),), mixed=mixed), 1)
     for request in streams:
         simulation.ask(request)
     while sum(map(len, simulation.answers.values())) < 20:
@@ -212,7 +216,9 @@ def test_texts_go_on_while_a_long_prompt_is_read() -> None:
         Request(prompt=tuple(random.Random(3).randrange(1, 200) for _ in range(900)), max_tokens=5, owner="x")
     )
     simulation.run([], every=0)
-    chunks = [n for n, plan in enumerate(simulation.plans) if any(w.sequences == (2,) and w.chunks for w in plan.work)]
+    chunks = [
+        n for n, plan in enumerate(simulation.plans) if any(2 in {c.sequence for c in w.chunks} for w in plan.work)
+    ]
     steps = [n for n, plan in enumerate(simulation.plans) if any(0 in w.rows for w in plan.work)]
     during = [n for n in steps if chunks[0] < n < chunks[-1]]
     assert during and all(after - before <= 2 for before, after in pairwise(during))

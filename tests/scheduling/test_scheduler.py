@@ -198,7 +198,7 @@ def test_after_a_failure_all_are_run_again_from_their_tokens() -> None:
         one.took(under_way.step, {0: 1, 1: 1})
     assert not one.running and one.waiting == 2 and not one.preemptions
     again = plan(one)
-    (opened,) = again.open
+    opened, _ = again.open
     assert (opened.sequence, opened.position, opened.context) == (0, sequences[0].position, (7,) * opened.position)
     assert again.work[0].tokens == tuple(sequences[0].tokens) and again.work[0].sampled
     assert again.step > under_way.step
@@ -291,3 +291,26 @@ def test_one_rank_may_have_all_the_work_and_then_the_other_one_request() -> None
     simulation.ask(request(5, home=1, max_tokens=3))
     simulation.run([])
     assert sum(bool(each) for each in simulation.answers.values()) == 201
+
+
+def test_a_mixed_step_has_a_token_of_each_row_and_chunks_of_several_prompts() -> None:
+    one = scheduler(mixed=True, chunk=8)
+    first, second = one.add(request(1, 2, 3), 0.0), one.add(request(4, 5), 0.0)
+    together = plan(one)
+    assert together.work == (Work(0, -1, (), (Chunk(0, 3, True), Chunk(1, 2, True)), (1, 2, 3, 4, 5)),)
+    answer(one, together)
+    third = one.add(request(*range(10, 30)), 0.0)
+    alone = plan(one)
+    assert alone.work[0] == Work(0, 0, (0, 1), tokens=(7, 7)), "what a step takes is looked at first"
+    answer(one, alone)
+    mixed = plan(one)
+    assert mixed.work[0] == Work(0, 0, (0, 1), (Chunk(2, 8, False),), (7, 7, *range(10, 18)))
+    answer(one, mixed)
+    assert (first.position, second.position, third.cached) == (3, 3, 8)
+
+
+def test_one_that_is_suspected_shares_no_mixed_step() -> None:
+    one = scheduler(mixed=True)
+    sequences = decoding(one, request(1), request(2))
+    one.reset(sequences)
+    assert [work(one).sequences] == [(0,)]
