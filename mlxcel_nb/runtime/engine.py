@@ -83,6 +83,7 @@ def limits_of(instance: Instance, members: tuple[Room | None, ...], context: int
         in_flight=0 if part.laps == 1 else 1,
         chunk=PREFILL_CHUNK,
         reusable=reusable(part.make_cache()),
+        mixed=part.mixes,
     )
 
 

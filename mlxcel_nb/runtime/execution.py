@@ -13,9 +13,10 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.errors import WireError
-from mlxcel_nb.models import batching
+from mlxcel_nb.models.batching import Group, passes
 from mlxcel_nb.models.batching_blocks import Block, cut, from_blocks
 from mlxcel_nb.models.batching_rows import arrays_of
+from mlxcel_nb.models.mixing import Mixture
 from mlxcel_nb.models.part import Handover, LoadedPart
 from mlxcel_nb.models.sampling import Sampler, sample_rows
 from mlxcel_nb.runtime.instance import Instance
@@ -50,7 +51,7 @@ class Execution:
         self._last = layout.stage_of(me) == layout.pp - 1
         self.samples = me == layout.sampler_at(self._home)
         self._singles: dict[int, list[Any]] = {}
-        self._groups: dict[int, batching.Group] = {}
+        self._groups: dict[int, Group] = {}
         self._group_of: dict[int, int] = {}
         self._samplers: dict[int, Sampler] = {}
         self._blocks: dict[int, Block] = {}
@@ -96,8 +97,8 @@ class Execution:
             self.recording = recording
         outcome, passed = {}, 0
         if work is not None:
-            rows = self._grouped(work) if work.rows else self._single(work.chunks[0].sequence)
-            outcome, passed = self._compute(work, rows), rows.passes
+            together = self._together(work)
+            outcome, passed = self._compute(work, together), together.passes
         for _ in range(passed, self._rounds(plan)):  # of other homes: their tokens may want the experts here
             self._part.serve(self._check)
         return outcome
@@ -106,11 +107,11 @@ class Execution:
         """Forwards that this step takes where it takes most; each is a turn of all ranks that hold experts."""
         if self._part.dispatch is None:
             return 0
-        return max((batching.passes(self._part, len(work.sequences)) for work in plan.work), default=0)
+        return max((passes(self._part, len(work.sequences)) for work in plan.work), default=0)
 
-    def _compute(self, work: Work, rows: batching.Group) -> Outcome:
+    def _compute(self, work: Work, together: Group | Mixture) -> Outcome:
         for lap in range(self._part.laps):
-            y = self._collectives.run(partial(self._forward, work, rows, lap))
+            y = self._collectives.run(partial(self._forward, work, together, lap))
             if not self._last or lap + 1 < self._part.laps:
                 for handover in y:
                     self._fabric.send_hidden([handover[name] for name in self._part.gives])
@@ -166,17 +167,26 @@ class Execution:
 
     # -- the forward ------------------------------------------------------------------------------
 
-    def _single(self, row: int) -> batching.Group:
-        """The sequence of a prefill chunk, by itself."""
-        if row not in self._singles:
-            self._singles[row] = self._part.make_cache()
-        group = batching.Group(self._part)
-        group.join([(row, self._singles[row])])
+    def _together(self, work: Work) -> Group | Mixture:
+        """All that take part in `work`, with their caches."""
+        group = self._grouped(work) if work.rows else None
+        chunks = [(self._single(chunk.sequence), chunk.count) for chunk in work.chunks]
+        if work.mixed:
+            return Mixture(self._part, group, chunks)
+        if group is None:
+            group = Group(self._part)
+            group.join([(work.chunks[0].sequence, chunks[0][0])])
         return group
 
-    def _grouped(self, work: Work) -> batching.Group:
+    def _single(self, row: int) -> list[Any]:
+        """The caches of a sequence whose tokens are being read."""
+        if row not in self._singles:
+            self._singles[row] = self._part.make_cache()
+        return self._singles[row]
+
+    def _grouped(self, work: Work) -> Group:
         """The group of `work`, with the rows that it is to have."""
-        group = self._groups.setdefault(work.group, batching.Group(self._part))
+        group = self._groups.setdefault(work.group, Group(self._part))
         for row in [row for row in group.rows if row not in work.rows]:
             self._singles[row] = self._alone(row)
         joining = [row for row in work.rows if self._group_of.get(row) != work.group]
@@ -199,16 +209,19 @@ class Execution:
             self.recording.on_layer(layer, output)
         self._check()
 
-    def _forward(self, work: Work, rows: batching.Group, lap: int) -> Any:
+    def _forward(self, work: Work, together: Group | Mixture, lap: int) -> Any:
         self._check()
         x: mx.array | list[Handover]
-        count = 1 if work.rows else work.read
+        count = 1 if work.rows or work.mixed else work.read
         if self._first and lap == 0:
             x = mx.array(work.tokens, dtype=mx.int32).reshape(-1, count)
         else:
-            x = [self._received(rows.width, count) for _ in range(rows.passes)]
+            x = [self._received(together.width, count) for _ in range(together.passes)]
         layer_by_layer = (bool(work.chunks) or self.recording is not None) and self._collectives.breakable
-        return rows.forward(x, on_layer=self._after_layer if layer_by_layer else None, lap=lap)
+        on_layer = self._after_layer if layer_by_layer else None
+        if isinstance(together, Group):
+            return together.forward(x, on_layer, lap=lap)
+        return together.forward(x, on_layer, wanted=work.positions or (work.size - 1,), lap=lap)
 
     def _received(self, width: int, count: int) -> Handover:
         """What the stage before hands over for one forward."""

@@ -105,7 +105,8 @@ def test_members_record_the_same_steps_and_where_their_time_went(
     assert len(steps(other, Kind.COMPUTE)) == report.steps == len(steps(other, Kind.WAIT_PLAN))
     assert [each.tokens for each in leader if each.kind == Kind.QUEUE] == [1, *map(len, PROMPTS)]
     read = [each.tokens for each in leader if each.kind == Kind.COMPUTE and each.prefill]
-    assert sum(read) == 1 + sum(map(len, PROMPTS)) == report.prefilled_tokens and max(read) <= 256
+    assert report.prefilled_tokens == 1 + sum(map(len, PROMPTS)) <= sum(read), "and of those who decoded meanwhile"
+    assert max(read) <= 256 + len(PROMPTS)
     for told in (leader, other):
         assert all(0 <= each.seconds <= each.end - each.start + 1e-3 for each in told)
         work = [each for each in told if each.kind == Kind.COMPUTE]
