@@ -41,7 +41,7 @@ def test_facts_are_those_of_the_scheduler_and_what_was_counted() -> None:
     ledger.done(plan, 0, 12.5, epoch=1)
     ledger.publish()
     facts = ledger.facts
-    assert (facts.running, facts.waiting, facts.kv_tokens) == (1, 1, 64)
+    assert (facts.running, facts.waiting, facts.kv_tokens) == (2, 0, 64)
     assert 0 < facts.kv_used_bytes <= facts.kv_available_bytes == 100_000
     assert facts.to_dict()["prefilled_tokens"] == 64 and facts.to_dict()["steps"] == 1
     queue, step = read_spans(spans.read().data)
