@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlxcel_nb.cluster.layout import make_layout
+from mlxcel_nb.cluster.layout import Layout, make_layout
 from mlxcel_nb.models import architecture, catalogue
 from mlxcel_nb.models.batching import Group
 from mlxcel_nb.models.batching_rows import PLAIN, ROTATING, kind_of, why_not
@@ -42,7 +42,7 @@ EQUAL = 1e-4
 
 @pytest.mark.parametrize("name", [name for name in chosen(STANDING) if name in MIXED])
 def test_what_is_read_beside_others_is_equal_to_each_alone(name: str, tmp_path: Path) -> None:
-    """Case 12: in one process, in 2 stages and in 3, and on 2 ranks."""
+    """Case 12: in one process, in 2 stages and in 3, on 2 ranks, and on 2 for each stage that share the vocabulary."""
     n = ENTRIES[name].n_layers
     folder = catalogue.write(ENTRIES[name], tmp_path / "m")
     one = [load_part(folder, whole(n))]
@@ -51,20 +51,20 @@ def test_what_is_read_beside_others_is_equal_to_each_alone(name: str, tmp_path: 
     for pp in (2, 3):
         stages = [load_part(folder, part) for part in parts_of(make_layout(n, pp=pp), 0)]
         found[f"pp {pp}"] = read_while_others_decode(stages, alone)
-    found["tp 2"] = max(on_ranks(folder, n, alone))
+    found["tp 2"] = max(on_ranks(folder, make_layout(n, tp=2), alone))
+    found["pp 2, tp 2"] = max(on_ranks(folder, make_layout(n, tp=2, pp=2), alone, vocab_parallel=True))
     assert {split: difference for split, difference in found.items() if not difference <= EQUAL} == {}
 
 
-def on_ranks(folder: Path, n_layers: int, alone: dict[int, Any]) -> list[float]:
-    """Two stages of two ranks each, which share the vocabulary where the model allows it."""
-    layout, logits, columns = make_layout(n_layers, tp=2, pp=2), Sum(2), Sum(2)
+def on_ranks(folder: Path, layout: Layout, alone: dict[int, Any], *, vocab_parallel: bool = False) -> list[float]:
+    logits, columns = Sum(2), Sum(2)
 
     def member(rank: int, all_reduce: Any) -> float:
         def share(value: Any) -> Any:
             return logits.share(rank, value)
 
         try:
-            own = parts_of(layout, rank, vocab_parallel=True)
+            own = parts_of(layout, rank, vocab_parallel=vocab_parallel)
             parts = [load_part(folder, each, all_reduce=all_reduce, gather=columns.gather(rank)) for each in own]
             return read_while_others_decode(parts, alone, share)
         except BaseException:
