@@ -33,6 +33,8 @@ STREAM = 2000
 IDLE_PIECES = 40
 READY_S = 120.0
 ANSWER_S = 1200.0
+ATTEMPTS = 5
+"""mlx-lm's server lets five connections wait to be taken; of sixteen at once some are reset before they were heard."""
 END_OF_TEXT = 2
 """SmolLM2's; both servers are told never to draw it, so that every answer has the same length."""
 
@@ -121,6 +123,17 @@ async def ask(
         "stream_options": {"include_usage": True}, "logit_bias": {str(END_OF_TEXT): -100},
     }  # fmt: skip
     answered = into or Answered()
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            await _read(client, server, body, answered)
+            break
+        except (httpx.ReadError, httpx.ConnectError):
+            if answered.pieces or not left:
+                raise
+    return answered
+
+
+async def _read(client: httpx.AsyncClient, server: Server, body: dict[str, Any], answered: Answered) -> None:
     async with client.stream("POST", f"{server.url}/v1/completions", json=body) as response:
         response.raise_for_status()
         async for event in events(response):
@@ -130,7 +143,6 @@ async def ask(
                 answered.pieces.append(time.perf_counter())
                 if len(answered.pieces) == IDLE_PIECES:
                     answered.long_enough.set()
-    return answered
 
 
 async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

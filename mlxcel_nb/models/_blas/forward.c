@@ -5,7 +5,8 @@
  * binary serves glibc and musl: Python looks the four functions up in the fast library and passes them to
  * mlxcel_blas_bind, which must be called before the first product.
  *
- * A product with one row is a matrix by a vector: sgemv reads the matrix once, where sgemm packs it first.
+ * Products of a few rows are made here (few_rows.h), as long as one thread makes them. Else one of a single row is a
+ * matrix by a vector: sgemv reads the matrix once, where sgemm packs it first.
  *
  * To rebuild both binaries, in the repository's root: `make shim` (Debian: gcc and gcc-aarch64-linux-gnu), which runs
  *   $ARCH-linux-gnu-gcc -O2 -shared -fPIC -nostdlib -fno-stack-protector -fno-asynchronous-unwind-tables \
@@ -29,6 +30,59 @@ static cgemm_t cgemm;
 static sgemv_t sgemv;
 static unsigned long calls;
 
+typedef void (*few_t)(int, int, int, float, const float *, long, const float *, long, float, float *, long);
+
+static few_t few; /* null where this processor has no instructions for it */
+static int threads;
+static int few_rows; /* more are faster by sgemm */
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx512f")
+#define FEW few_avx512
+#define WIDTH 16
+#define BESIDE 4
+#include "few_rows.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define FEW few_avx2
+#define WIDTH 8
+#define BESIDE 2
+#include "few_rows.h"
+#pragma GCC pop_options
+
+static void choose_few(void) {
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return;
+    int fma = (c & bit_FMA) != 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); /* registers that the system saves */
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+    if ((b & bit_AVX512F) && (low & 0xe6) == 0xe6) {
+        few = few_avx512;
+        few_rows = 32;
+    } else if (fma && (b & bit_AVX2) && (low & 6) == 6) {
+        few = few_avx2;
+        few_rows = 12;
+    }
+}
+#elif defined(__aarch64__)
+#define FEW few_neon
+#define WIDTH 4
+#define BESIDE 4
+#include "few_rows.h"
+
+static void choose_few(void) {
+    few = few_neon;
+    few_rows = 12; /* not measured */
+}
+#else
+static void choose_few(void) {}
+#endif
+
 #define EXPORT __attribute__((visibility("default")))
 
 /* All four, or with a null sgemv every product goes to sgemm. */
@@ -37,7 +91,11 @@ EXPORT void mlxcel_blas_bind(sgemm_t s, dgemm_t d, cgemm_t c, sgemv_t v) {
     dgemm = d;
     cgemm = c;
     sgemv = v;
+    choose_few();
 }
+
+/* How many threads the library uses. */
+EXPORT void mlxcel_blas_threads(int count) { threads = count; }
 
 /* Products forwarded so far: how a test or `status` sees that MLX really comes this way. */
 EXPORT unsigned long mlxcel_blas_calls(void) { return __atomic_load_n(&calls, __ATOMIC_RELAXED); }
@@ -47,6 +105,10 @@ static void count(void) { __atomic_store_n(&calls, __atomic_load_n(&calls, __ATO
 EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                         const float *b, int ldb, float beta, float *c, int ldc) {
     count();
+    if (few && threads == 1 && order == ROW_MAJOR && ta == NO_TRANS && tb == TRANS && m > 0 && m <= few_rows && k > 0) {
+        few(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        return;
+    }
     if (sgemv && order == ROW_MAJOR && m == 1 && k > 0 && (tb == NO_TRANS || tb == TRANS)) {
         /* c[n] = alpha * op(b)' a + beta * c; the row of a is contiguous, or a column with stride lda. */
         int step = ta == NO_TRANS ? 1 : lda;
