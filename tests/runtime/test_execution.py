@@ -17,6 +17,7 @@ from mlxcel_nb.runtime.collectives import Own
 from mlxcel_nb.runtime.execution import Execution
 from mlxcel_nb.runtime.fabric import Fabric
 from mlxcel_nb.runtime.instance import Instance
+from mlxcel_nb.runtime.outcomes import Outcome
 from mlxcel_nb.runtime.protocol import LoadOrder, Member
 from mlxcel_nb.runtime.recording import Recording
 from mlxcel_nb.scheduling.step_plan import Chunk, Open, StepPlan, Work
@@ -52,6 +53,42 @@ def test_a_prompt_is_read_and_decodes_and_nothing_of_it_stays(execution: Executi
     after = execution.run(StepPlan(1, work=(Work(0, 0, (7,), tokens=(first.token,)),)))
     assert after.keys() == {7}
     assert execution.run(StepPlan(2, drop=(7,))) == {} and execution.nbytes == 0
+
+
+def test_what_is_read_beside_others_is_what_it_would_be_alone(execution: Execution) -> None:
+    """Two sequences decode; of two more one is read to its end beside them and one in part; then all four go on."""
+
+    def token(outcome: Outcome, sequence: int) -> int:
+        sampled = outcome[sequence]
+        assert isinstance(sampled, Sampled)
+        return sampled.token
+
+    def opened(*sequences: int) -> tuple[Open, ...]:
+        return tuple(Open(each, SamplingParams().to_dict(), (), 0) for each in sequences)
+
+    prompts = {number: tuple(range(number, 3 * number + 4)) for number in (1, 2, 3, 4)}
+    texts: dict[int, list[int]] = {}
+    for number, ids in prompts.items():  # each by itself
+        run = [StepPlan(0, open=opened(number), work=(Work(0, -1, (), (Chunk(number, len(ids), True),), ids),))]
+        texts[number] = [token(execution.run(run[0]), number)]
+        for _ in range(3):
+            work = Work(0, 0, (number,), tokens=(texts[number][-1],))
+            texts[number].append(token(execution.run(StepPlan(0, work=(work,))), number))
+        execution.run(StepPlan(0, drop=(number,)))
+    first = Work(0, -1, (), tuple(Chunk(each, len(prompts[each]), True) for each in (1, 2)), prompts[1] + prompts[2])
+    seen = execution.run(StepPlan(0, open=opened(1, 2), work=(first,)))
+    assert [token(seen, each) for each in (1, 2)] == [texts[1][0], texts[2][0]]
+    chunks = (Chunk(3, len(prompts[3]), True), Chunk(4, 5, False))
+    beside = Work(0, 0, (1, 2), chunks, (texts[1][0], texts[2][0], *prompts[3], *prompts[4][:5]))
+    seen = execution.run(StepPlan(0, open=opened(3, 4), work=(beside,)))
+    assert {each: token(seen, each) for each in seen} == {1: texts[1][1], 2: texts[2][1], 3: texts[3][0]}
+    rest = Chunk(4, len(prompts[4]) - 5, True)
+    last = Work(0, 0, (1, 2, 3), (rest,), (texts[1][1], texts[2][1], texts[3][0], *prompts[4][5:]))
+    seen = execution.run(StepPlan(0, work=(last,)))
+    assert [token(seen, each) for each in (1, 2, 3, 4)] == [texts[1][2], texts[2][2], texts[3][1], texts[4][0]]
+    everybody = Work(0, 0, (1, 2, 3, 4), tokens=(texts[1][2], texts[2][2], texts[3][1], texts[4][0]))
+    seen = execution.run(StepPlan(0, work=(everybody,)))
+    assert [token(seen, each) for each in (1, 2, 3, 4)] == [texts[1][3], texts[2][3], texts[3][2], texts[4][1]]
 
 
 def test_who_is_noted_may_come_with_the_plan_in_which_another_that_was_noted_goes(execution: Execution) -> None:
