@@ -15,6 +15,7 @@ from mlxcel_nb.scheduling.adoption import Adoption
 from mlxcel_nb.scheduling.draft import Draft
 from mlxcel_nb.scheduling.kv_budget import Batch, KvBudget, Use
 from mlxcel_nb.scheduling.limits import Limits
+from mlxcel_nb.scheduling.places import Places
 from mlxcel_nb.scheduling.prefix_tree import Node, PrefixTree
 from mlxcel_nb.scheduling.sequence import Sequence, State
 from mlxcel_nb.scheduling.step_plan import BLOCK, Adopt, Keep, Open, Restore
@@ -51,7 +52,8 @@ class Home:
         self._new_block = new_block
         self._tree = PrefixTree()
         self._turn = -1
-        self._places = itertools.count()
+        self._numbers = itertools.count()
+        self._places = Places(limits.groups)
         self._restoring = ExitStack()
 
     @property
@@ -94,11 +96,18 @@ class Home:
         """
         for each in self.running:
             if each.batch == group and each not in rows:
-                each.batch = -1
-        for each in rows:
-            if each.batch != group:
-                each.batch, each.place = group, next(self._places)
+                self._leave_batch(each)
+        joined = [each for each in rows if each.batch != group]
+        self._places.stepped(group, len(rows), len(joined))
+        for each in joined:
+            self._leave_batch(each)
+            each.batch, each.place = group, next(self._numbers)
         return sorted(rows, key=lambda each: each.place)
+
+    def _leave_batch(self, sequence: Sequence) -> None:
+        if (group := sequence.batch) >= 0:
+            sequence.batch = -1
+            self._places.left(group, sequence.cached, sum(each.batch == group for each in self.running))
 
     def _even_out(self, group: int) -> None:
         """Hand the latest row on to the smallest group, where that is smaller by two or more and it fits."""
@@ -140,7 +149,11 @@ class Home:
         groups: dict[int, list[int]] = {}
         for each in sequences:
             groups.setdefault(each.group, []).append(span(each))
-        return [Batch(len(spans), max(spans)) for spans in groups.values()]
+        batches = []
+        for group, spans in groups.items():
+            free, tokens = self._places.beside(group)
+            batches.append(Batch(len(spans) + free, max(tokens, *spans)))
+        return batches
 
     # -- prompts
 
@@ -235,6 +248,7 @@ class Home:
     def go(self, sequence: Sequence, draft: Draft) -> None:
         """Its caches go with this plan."""
         self.running.remove(sequence)
+        self._leave_batch(sequence)
         self.forget(sequence)
         draft.drop.append(sequence.number)
 

@@ -1,8 +1,8 @@
 """What the caches of many sequences take on the nodes of one home, and whether it fits. Pure.
 
 Sequences that decode together have one batched cache, in which all are as long as the longest (mlx-lm pads them on the
-left): it takes its rows times what the longest takes. A sequence whose prompt is still being read counts as
-if it were in its batch already, so that it fits when it gets there.
+left): it takes its rows, and places that rows have left, times what the longest takes. A sequence whose prompt is still
+being read counts as if it were in its batch already, so that it fits when it gets there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ class Batch(NamedTuple):
     """A batched cache."""
 
     rows: int
+    """And places that rows have left."""
     tokens: int
     """Of the longest row."""
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from mlxcel_nb.plan.capacity import Room
 from mlxcel_nb.plan.facts import Growth
@@ -36,6 +38,49 @@ def alone(prompt: tuple[int, ...], limit: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@dataclass
+class Batch:
+    """A batched cache, by the rules of `models.batching.Group`: who leaves is not cut out at once."""
+
+    rows: list[int] = field(default_factory=list)
+    free: int = 0
+    wasted: int = 0
+    columns: int = 0
+
+    def leave(self, number: int) -> None:
+        self.rows.remove(number)
+        self.free += 1
+        if len(self.rows) < 2:
+            self.free = self.wasted = self.columns = 0
+
+    def join(self, numbers: list[int], lengths: Callable[[int], int]) -> None:
+        before = len(self.rows)
+        self.rows += numbers
+        if len(self.rows) < 2 or not numbers:
+            return
+        arrivals = max(map(lengths, numbers))
+        if before < 2 or len(numbers) > self.free or arrivals > self.columns:
+            self.rebuild(lengths)
+        else:
+            self.free -= len(numbers)
+
+    def rebuild(self, lengths: Callable[[int], int]) -> None:
+        self.free = self.wasted = 0
+        self.columns = max(map(lengths, self.rows))
+
+    def tidy(self, lengths: Callable[[int], int], room: Room) -> None:
+        if len(self.rows) < 2:
+            return
+        width, longest = len(self.rows) + self.free, max(map(lengths, self.rows))
+        untidy = 4 * self.free > width or 2 * (self.wasted + self.free) > width
+        if untidy or room.at(self.columns + 1) > room.at(longest + 1):
+            self.rebuild(lengths)
+
+    def step(self) -> None:
+        self.wasted += self.free
+        self.columns += 1
+
+
 class Rank:
     """One node of one home."""
 
@@ -46,7 +91,7 @@ class Rank:
         self.steps = -1
         self.caches: dict[int, list[int]] = {}
         self.positions: dict[int, int] = {}
-        self.batches: dict[int, list[int]] = {}
+        self.batches: dict[int, Batch] = {}
         self.blocks: dict[int, list[int]] = {}
         self.seen_blocks: set[int] = set()
         self.sent: dict[tuple[int, int], list[int]] = {}
@@ -74,9 +119,7 @@ class Rank:
             assert number in self.caches or self.others, "a sequence is dropped once"
             if number in self.caches:
                 del self.caches[number], self.positions[number]
-                for rows in self.batches.values():
-                    if number in rows:
-                        rows.remove(number)
+                self._leave_batch(number)
         for adopt in plan.adopt:
             if adopt.home == self.home:
                 assert adopt.block not in self.seen_blocks
@@ -106,17 +149,22 @@ class Rank:
     def _work(self, work: Work) -> dict[int, int]:
         assert len(work.tokens) == work.size
         if work.rows:
-            batch = list(self.batches.get(work.group, ()))
-            for rows in self.batches.values():
-                rows[:] = [each for each in rows if each not in work.rows]
-            staying = [each for each in batch if each in work.rows]
+            batch = self.batches.setdefault(work.group, Batch())
+            staying = [each for each in batch.rows if each in work.rows]
             assert list(work.rows[: len(staying)]) == staying, "who is in a batch keeps its place, who joins comes last"
-            self.batches[work.group] = list(work.rows)
+            for number in set(batch.rows) - set(staying):
+                batch.leave(number)
+            for number in work.rows[len(staying) :]:
+                self._leave_batch(number)
+            batch.join(list(work.rows[len(staying) :]), self._length)
+            batch.tidy(self._length, self.room)
+            self._check_memory()
+            batch.step()
         tokens = iter(work.tokens)
         for number in work.rows:
             self.caches[number].append(next(tokens))
         for chunk in work.chunks:
-            batched = any(chunk.sequence in rows for rows in self.batches.values())
+            batched = any(chunk.sequence in batch.rows for batch in self.batches.values())
             assert not batched, "a prompt is read on caches of its own"
             self.caches[chunk.sequence] += itertools.islice(tokens, chunk.count)
         sampled = {}
@@ -125,14 +173,21 @@ class Rank:
             self.positions[number] += 1
         return sampled
 
+    def _leave_batch(self, number: int) -> None:
+        for batch in self.batches.values():
+            if number in batch.rows:
+                batch.leave(number)
+
+    def _length(self, number: int) -> int:
+        return len(self.caches[number])
+
     def bytes(self) -> int:
         """As batched caches take it: all rows of a batch are as long as the longest."""
-        lengths = {number: len(tokens) for number, tokens in self.caches.items()}
         total = len(self.blocks) * BLOCK * self.room.per_token
-        for rows in self.batches.values():
-            if rows:
-                total += len(rows) * self.room.at(max(lengths.pop(row) for row in rows))
-        return total + sum(self.room.at(length) for length in lengths.values())
+        batched = [batch for batch in self.batches.values() if len(batch.rows) > 1]
+        total += sum((len(batch.rows) + batch.free) * self.room.at(batch.columns) for batch in batched)
+        alone = self.caches.keys() - {row for batch in batched for row in batch.rows}
+        return total + sum(self.room.at(self._length(number)) for number in alone)
 
     def _check_memory(self) -> None:
         self.most_bytes = max(self.most_bytes, self.bytes())

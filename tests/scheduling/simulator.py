@@ -104,7 +104,9 @@ class Simulation:
                 self.advance()
         assert self.scheduler.idle
         kept = [rank for home in self.ranks for rank in home]
-        assert not any(rank.caches or any(rank.batches.values()) for rank in kept), "caches were left"
+        assert not any(rank.caches or any(batch.rows for batch in rank.batches.values()) for rank in kept), (
+            "caches were left"
+        )
         assert sum(len(home[0].blocks) for home in self.ranks) == self.scheduler.blocks
         for sequence in self.sequences.values():
             expected = alone(sequence.request.prompt, sequence.limit)
