@@ -61,11 +61,16 @@ def leases() -> int:
     return len(this_node()._worker.engine.kept._leases)
 
 
-def blocks() -> int:
-    """On an engine: blocks that it keeps."""
+def numbers() -> list[int]:
+    """On an engine: the numbers of the blocks that it keeps."""
     worker = this_node()._worker
     execution = (worker.engine or worker.follower).execution
-    return len(execution._blocks)
+    return sorted(execution._blocks)
+
+
+def blocks() -> int:
+    """On an engine: how many it keeps."""
+    return len(numbers())
 
 
 def cold(engines: Cluster, model: str, layout: dict[str, int], prompt: list[int]) -> tuple[int, ...]:
@@ -122,6 +127,28 @@ def test_a_prompt_is_read_and_saved_and_loading_it_twice_keeps_it_once(
     with pytest.raises(RequestError, match="it has 4 tokens, and 32 is the least that is kept"):
         engines.save_kv("short", [1, 2, 3])
     engines.unload()
+
+
+@pytest.mark.timeout(120)
+def test_what_is_loaded_gets_numbers_of_its_own_beside_what_is_kept(engines: Cluster, tiny: str, store: Path) -> None:
+    """Case 41, on real caches: some of another prompt are kept already. A request that begins with what was loaded
+    leaves as many as there were, and its text is that of a cold run.
+    """
+    engines.load(tiny, pp=2)
+    engines.save_kv("doc", READ)
+    engines.unload()
+    expected = cold(engines, tiny, {"pp": 2}, [*READ, 11, 12])
+    engines.load(tiny, pp=2)
+    members = [node.node_id for node in engines.nodes][:2]
+    engines.generate([200 - n for n in range(3 * BLOCK + 1)], HOT)
+    kept = on_engine(engines, members[0], numbers)
+    assert len(kept) == 3
+    engines.load_kv("doc")
+    held = on_engine(engines, members[0], numbers)
+    assert len(held) == 3 + 5 and held[:3] == kept and held[3] > kept[-1]
+    assert engines.generate([*READ, 11, 12], HOT).token_ids == expected
+    assert on_engine(engines, members[0], reused) == 5 * BLOCK
+    assert [on_engine(engines, node, numbers) for node in members] == [held, held]
 
 
 @pytest.mark.timeout(120)
