@@ -7,6 +7,7 @@ alive that nobody holds any more.
 from __future__ import annotations
 
 import threading
+import time
 
 
 class Exits:
@@ -14,6 +15,7 @@ class Exits:
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
+        self._asked: dict[str, float] = {}
         self._news = threading.Condition()
 
     def tell(self, node_id: str, description: str) -> None:
@@ -26,6 +28,12 @@ class Exits:
         with self._news:
             self._news.wait_for(lambda: node_id in self._known, timeout)
             return self._known.get(node_id)
+
+    def asked_for_s(self, node_id: str) -> float:
+        """Seconds since this was called first for `node_id`: who asks later, as of other answers it gave, waits less."""
+        now = time.monotonic()
+        with self._news:
+            return now - self._asked.setdefault(node_id, now)
 
     def known(self) -> dict[str, str]:
         with self._news:

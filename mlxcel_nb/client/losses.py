@@ -6,7 +6,6 @@ others hold of the model is of no use alone, but they can be given another split
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from mlxcel_nb.client.exits import Exits
@@ -17,8 +16,8 @@ from mlxcel_nb.launch.local import EngineInfo
 from mlxcel_nb.launch.process import is_ending
 
 GOODBYE_S = 1.0
-"""How long an error waits for the news that a process has ended, to say so, while that process is whole: one that is
-about to end says goodbye first."""
+"""How long the first error of a node waits for the news that its process has ended, to say so, while that process is
+whole: one that is about to end says goodbye first."""
 
 ENDING_S = 15.0
 """The same once its end has begun: it may have gigabytes to give back, on a machine that has no time for it."""
@@ -58,10 +57,9 @@ def explain(
 def _how_it_ended(node: str, engines: Sequence[EngineInfo], exits: Exits) -> str | None:
     """What the launcher tells of its process's end; None where it goes on. A link ends before the process has."""
     pid = next((engine.pid for engine in engines if engine.node_id == node), None)
-    began = time.monotonic()
     while (description := exits.wait_for(node, LOOK_S)) is None:
         patience = ENDING_S if pid is not None and is_ending(pid) else GOODBYE_S
-        if time.monotonic() - began > patience:
+        if exits.asked_for_s(node) > patience:
             break
     return description
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import threading
@@ -65,6 +66,18 @@ def test_a_process_that_goes_on_is_a_lost_connection_and_costs_no_long_wait(proc
     error = explained(process, Exits())
     assert type(error) is PeerLost and error.cause == "connection to host 127.0.0.1 lost"
     assert time.monotonic() - began < losses.ENDING_S
+
+
+def test_of_many_answers_that_a_node_gave_the_first_alone_waits(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "GOODBYE_S", 1.5)
+    exits, took = Exits(), []
+    for _ in range(8):
+        began = time.monotonic()
+        assert type(explained(process, exits)) is PeerLost
+        took.append(time.monotonic() - began)
+    assert took[0] > 1.5 > statistics.median(took[1:])
 
 
 def test_news_that_are_there_are_told_at_once(process: subprocess.Popen[bytes]) -> None:
