@@ -30,7 +30,7 @@ class Exits:
             return self._known.get(node_id)
 
     def asked_for_s(self, node_id: str) -> float:
-        """Seconds since this was called first for `node_id`: who asks later, as of other answers it gave, waits less."""
+        """Seconds since this was called first for `node_id`: who asks later, of other answers it gave, waits less."""
         now = time.monotonic()
         with self._news:
             return now - self._asked.setdefault(node_id, now)
