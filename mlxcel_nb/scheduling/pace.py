@@ -8,9 +8,9 @@ its time comes half as much. That settles where steps take their time, whatever 
 Where steps are mixed, each reads along what it may. Else chunks have steps of their own, which decode steps earn: over
 a round of all groups as many tokens as take about as long as the round, times `gap` - 1.
 
-Where many wait for few, they count for more, and those few for a little less: a round earns more by the square of the
-number that want to be read, divided by the number that decode. One prompt among any number of texts gets no more than
-its share; of a burst of requests all are soon answered together, which is what batches are for.
+Where many wait for few they count for more: a round reads as many times as much as there are pairs of them for each
+that decodes. So one prompt, or two, get no more than this share of any number of texts; of a burst of requests all are
+soon answered together, which is what batches are for, and the first of them has to wait for it.
 """
 
 from __future__ import annotations
@@ -54,18 +54,22 @@ class Pace:
     def allowed(self, decoding: int, wanting: int) -> int:
         """Tokens that the next step may read while `decoding` sequences decode and `wanting` wait; 0: they come first.
 
-        What a step takes that reads nothing is looked at anew whenever twice as many decode as when it was last seen.
+        What a step takes that reads nothing is looked at anew whenever twice as many decode as when it was last seen,
+        or half as many.
         """
         if self._mixed:
-            return 0 if decoding > 2 * self._looked_at else self._round(decoding, wanting)
+            return 0 if self._stale(decoding) else self._round(decoding, wanting)
         return self._credit if self._credit >= self.length else 0
 
     def _round(self, decoding: int, wanting: int) -> int:
-        return min(self._most, self.length * max(1, wanting * wanting // decoding))
+        return min(self._most, self.length * max(1, wanting * (wanting - 1) // (2 * decoding)))
+
+    def _stale(self, decoding: int) -> bool:
+        return decoding > 2 * self._looked_at or 2 * decoding <= self._looked_at
 
     def earn(self, groups: int, decoding: int, wanting: int) -> None:
         """A step of one of `groups` groups has been sent that reads nothing, while `decoding` and `wanting` do so."""
-        if decoding > 2 * self._looked_at:
+        if self._stale(decoding):
             self._decodes.clear()
         self._looked_at = decoding
         earned = self._round(decoding, wanting)

@@ -8,10 +8,14 @@ came.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import deque
 from collections.abc import Iterator
 
 from mlxcel_nb.scheduling.sequence import Sequence
+
+AHEAD = 8
+"""Requests of one owner that may be asked in before those in front of them, which wait for what another is reading."""
 
 
 class Waiting:
@@ -34,10 +38,10 @@ class Waiting:
         self.tokens += len(sequence.tokens)
 
     def first(self) -> Iterator[Sequence]:
-        """Those that may be next, in order: all that were put back, and the first of each owner."""
+        """Those that may be next, in order: all that were put back, and the first few of each owner."""
         yield from self._put_back
         for queue in self._owners.values():
-            yield queue[0]
+            yield from itertools.islice(queue, AHEAD)
 
     def everybody(self) -> list[Sequence]:
         return [*self._put_back, *(each for queue in self._owners.values() for each in queue)]

@@ -176,6 +176,7 @@ def test_mixed_steps_read_along_what_leaves_them_their_time() -> None:
     pace.decoded(0.1)
     assert pace.allowed(1, 1) == pace.allowed(2, 1) == START
     assert not pace.allowed(3, 1), "more than twice as many take another time"
+    assert pace.allowed(1, 2) == START, "two get no more than one"
     pace.read(START, 0.16, 1)
     assert pace.allowed(1, 1) == 10
     pace.read(20, 0.26, 1)
@@ -184,8 +185,23 @@ def test_mixed_steps_read_along_what_leaves_them_their_time() -> None:
 
 def test_many_who_wait_for_few_are_read_faster() -> None:
     pace = Pace(2.0, 256)
-    pace.earn(1, decoding=4, wanting=4)
-    assert pace.allowed(4, 4) == 4 * START
+    pace.earn(1, decoding=3, wanting=4)
+    assert pace.allowed(3, 4) == 2 * START
     pace.rest()
     pace.earn(1, decoding=1, wanting=100)
     assert pace.allowed(1, 100) == 256
+
+
+def test_when_few_are_left_their_time_is_looked_at_anew() -> None:
+    """32 texts, then one, and one prompt after the other: what is idle is what is idle for that one."""
+    clock = Clock(measured, mixed=True)
+    first = ask(clock, 30, 3000)
+    for each in range(31):
+        ask(clock, 30, 40, first=2 + each)
+    clock.run(lambda: len(clock.scheduler.running) == 1)
+    begin = clock.now
+    for each in range(20):
+        arrives = ask(clock, 200, 1, first=50 + each, owner="another")
+        clock.run(lambda arrives=arrives: bool(clock.came[arrives]))  # type: ignore[misc]
+    during = sorted(clock.gaps(first, begin, clock.now))
+    assert during[int(0.9 * len(during))] <= 2.5 * measured(Work(0, 0, (first,)))

@@ -59,6 +59,21 @@ def test_the_count_of_reused_tokens_is_honest(reusable: bool) -> None:
     assert moved == bool(one.blocks) == reusable
 
 
+def test_others_do_not_wait_for_one_that_begins_as_what_is_being_read() -> None:
+    """They are read beside it; it has what was read for it as soon as that is there."""
+    one = scheduler(chunk=16, mixed=True)
+    first = one.add(request(*long(300)), 0.0)
+    answer(one, plan(one))
+    alike = one.add(request(*long(40), 199), 0.0)
+    others = [one.add(request(each, max_tokens=2), 0.0) for each in range(5)]
+    while not all(each.position for each in others):
+        answer(one, plan(one))
+    assert first.to_read and not alike.cached, "it was not read a second time meanwhile"
+    while not alike.position:
+        answer(one, plan(one))
+    assert alike.reused == 32
+
+
 def test_blocks_get_fresh_numbers_and_their_count_is_as_before() -> None:
     """Case 41."""
     one = scheduler()
