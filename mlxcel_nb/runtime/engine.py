@@ -366,7 +366,8 @@ class Engine:
         error = errors.wrap(caught, self._worker.node_id)
         if not isinstance(caught, MlxcelError):
             log.info("epoch %d failed: %s", self._epoch, trail(caught))
-        self.ledger.counts.failed_steps += 1
+        if not isinstance(error, Cancelled):
+            self.ledger.counts.failed_steps += 1
         if isinstance(error, PeerLost):
             self._worker.fail(self._instance.order.instance, error)
         within = [row for flight in self._flights for work in flight.plan.work for row in work.sequences]

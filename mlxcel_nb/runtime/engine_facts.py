@@ -28,7 +28,8 @@ class Counts:
         prefilled_tokens: of prompts, run again ones after a preemption or a failure included.
         reused_tokens: of prompts, that were not run because their keys and values had been kept.
         generated_tokens: that were sampled for a request.
-        failed_steps: after each, all caches were dropped.
+        failed_steps: after each, all caches were dropped; those that were broken off because nobody wants their result
+            any more are not counted.
     """
 
     requests: int = 0

@@ -17,8 +17,9 @@ from mlxcel_nb.runtime.worker import Cancel, Generate, Worker
 MAX_UNDER_WAY = 256
 """Requests that have not ended, whether they run, wait in the scheduler's queue, or wait to be put in it."""
 
-PATIENCE_S = 0.25
-"""A cancelled request may end by itself, after its step, before the step is broken off."""
+PATIENCE_S = 0.8
+"""A cancelled request may end by itself, after its step, before the step is broken off: which costs the blocks that are
+kept. So this is most of the second in which all ranks are to have heard of it."""
 
 MAX_WEIGHT = 1 << 22
 """And this much in prompts: room for the largest request, or for 64 of a long context."""

@@ -15,6 +15,9 @@ MAX_WAIT_S = 60.0
 FEW = 8
 """So many may wait on the slowest machine: those who press run together are let in, however rough the estimate."""
 
+UNKNOWN = 32
+"""So many may wait before that many first texts have come as tell a rate."""
+
 LATEST = 16
 """First texts that the rate is taken from."""
 
@@ -57,6 +60,9 @@ class Backlog:
 
     def retry_s(self, now: float) -> float | None:
         """In how many seconds there is likely to be room again; None while there is."""
-        if self.waiting < FEW or (over := self.wait_s(now) - self._max_wait_s) <= 0:
+        if self.waiting < FEW:
+            return None
+        over = self.wait_s(now) - self._max_wait_s
+        if over <= 0 and (self.waiting < UNKNOWN or len(self._gaps) >= FEW):
             return None
         return min(max(over, 1.0), MAX_RETRY_S)

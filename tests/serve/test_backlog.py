@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxcel_nb.serve import backlog as module
-from mlxcel_nb.serve.backlog import FEW, LATEST, MAX_RETRY_S, Backlog
+from mlxcel_nb.serve.backlog import FEW, LATEST, MAX_RETRY_S, UNKNOWN, Backlog
 from mlxcel_nb.serve.server import ApiServer
 from tests.serve.callers import ask
 
@@ -41,6 +41,17 @@ def test_a_few_may_always_wait() -> None:
     assert backlog.wait_s(now) > 60 and backlog.retry_s(now) is None
     backlog.come(now)
     assert backlog.retry_s(now) == MAX_RETRY_S
+
+
+def test_of_a_burst_on_a_machine_that_nobody_knows_yet_not_all_are_let_in() -> None:
+    backlog = Backlog()
+    for _ in range(UNKNOWN):
+        assert backlog.retry_s(5.0) is None
+        backlog.come(5.0)
+    assert backlog.retry_s(5.0) == 1.0
+    for each in range(FEW):
+        backlog.served(5.1 + each / 10)
+    assert backlog.retry_s(6.0) is None, "now a rate is known, and it is high"
 
 
 def test_silence_counts_and_an_idle_time_does_not() -> None:
