@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -100,3 +101,20 @@ class StopStrings:
             if any(stop.startswith(text[-size:]) for stop in self._stops):
                 return size
         return 0
+
+
+def _alphabet() -> dict[str, int]:
+    """The characters that stand for bytes in the vocabularies of GPT-2's kind: visible ones for themselves."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_ALPHABET = _alphabet()
+
+
+def named_bytes(name: str) -> bytes | None:
+    """The bytes that a token's name in a vocabulary spells, as GPT-2's do or as `<0xF0>`; None where it is no such."""
+    if re.fullmatch("<0x[0-9A-F]{2}>", name):
+        return bytes([int(name[3:5], 16)])
+    return bytes(map(_ALPHABET.__getitem__, name)) if name and _ALPHABET.keys() >= {*name} else None

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from mlxcel_nb.errors import ModelError, RequestError
 from mlxcel_nb.models.chat import ChatTemplates, chat_templates
 from mlxcel_nb.models.folder import read_json
+from mlxcel_nb.models.text import named_bytes
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -29,6 +30,8 @@ class Backend(Protocol):
     def decode(self, ids: list[int], skip_special: bool) -> str: ...
 
     def token_to_id(self, token: str) -> int | None: ...
+
+    def id_to_token(self, token: int) -> str | None: ...
 
     def to_json(self) -> str | None: ...
 
@@ -74,6 +77,10 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of `ids`. Ids beyond the vocabulary, which a padded output layer can yield, are no text."""
         return self._backend.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special)
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """What a token stands for, where its name in the vocabulary says so: also for part of a character."""
+        return named_bytes(self._backend.id_to_token(token) or "") if 0 <= token < self.vocab_size else None
 
     def to_json(self) -> str | None:
         """The tokenizer as the `tokenizers` library writes it, added tokens included; None for one it cannot hold."""
@@ -186,6 +193,10 @@ class _FastBackend:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
+    def id_to_token(self, token: int) -> str | None:
+        found: str | None = self._tokenizer.id_to_token(token)
+        return found
+
     def to_json(self) -> str | None:
         return str(self._tokenizer.to_str())
 
@@ -231,6 +242,10 @@ class _TransformersBackend:
     def token_to_id(self, token: str) -> int | None:
         found = self._tokenizer.convert_tokens_to_ids(token)
         return found if isinstance(found, int) else None
+
+    def id_to_token(self, token: int) -> str | None:
+        found = self._tokenizer.convert_ids_to_tokens(token)
+        return found if isinstance(found, str) else None
 
     def to_json(self) -> str | None:
         fast = getattr(self._tokenizer, "backend_tokenizer", None)

@@ -6,6 +6,8 @@ role comes with the first text, or with the end of an answer that has none.
 
 from __future__ import annotations
 
+import codecs
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +15,44 @@ from typing import Any
 from mlxcel_nb.client.report import Completion, Likelihood
 from mlxcel_nb.serve.tools import Call
 
+PART = "\ufffd"
+"""In the text of a token: it is part of a character."""
+
 Likely = tuple[tuple[int, Likelihood], ...]
 """Tokens, and how likely each was."""
 
 LEAST = -9999.0
 """What OpenAI writes for a token that could not come."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a token is: its text, and its bytes, also where it is only part of a character; None if nobody knows."""
+
+    text: str
+    data: bytes | None
+
+    @property
+    def name(self) -> str:
+        """As OpenAI's completions name it."""
+        if PART not in self.text or self.data is None:
+            return self.text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
+
+
+class Offsets:
+    """How many characters of an answer there are before each of its tokens."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._count = 0
+
+    def next(self, token: Token) -> int:
+        """The offset of a token, which follows those before."""
+        begin = self._count
+        text = token.text.encode() if token.data is None else token.data
+        self._count += len(self._decoder.decode(text))
+        return begin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +81,7 @@ class Shape:
         created: seconds since 1970.
         fingerprint: what made it: another one may make other text of the same seed.
         usage: chunks have a field for counts, and one more chunk has them.
-        token_text: text of a token; None where log-probabilities were not asked for.
+        token: what a token is; None where log-probabilities were not asked for.
     """
 
     chat: bool
@@ -55,9 +90,9 @@ class Shape:
     model: str
     fingerprint: str
     usage: bool = False
-    token_text: Callable[[int], str] | None = None
+    token: Callable[[int], Token] | None = None
     _greeted: set[int] = field(default_factory=set)
-    _offsets: dict[int, int] = field(default_factory=dict)
+    _offsets: dict[int, Offsets] = field(default_factory=lambda: defaultdict(Offsets))
 
     def whole(self, finished: Iterable[Finished], usage: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
@@ -99,7 +134,7 @@ class Shape:
 
     def _logprobs(self, index: int, likely: Likely) -> dict[str, Any] | None:
         """Tokens in the shape of either endpoint; None where nobody asked."""
-        if self.token_text is None:
+        if self.token is None:
             return None
         if self.chat:
             content = [
@@ -110,27 +145,21 @@ class Shape:
                 for token, likelihood in likely
             ]
             return {"content": content, "refusal": None}
-        tokens, offsets, offset = [self.token_text(token) for token, _ in likely], [], self._offsets.get(index, 0)
-        for text in tokens:
-            offsets.append(offset)
-            offset += len(text)
-        self._offsets[index] = offset
-        tops = [{self.token_text(i): _logprob(x) for i, x in likelihood.top} for _, likelihood in likely]
+        tokens = [self.token(token) for token, _ in likely]
+        offsets = [self._offsets[index].next(token) for token in tokens]
+        tops = [{self.token(i).name: _logprob(x) for i, x in likelihood.top} for _, likelihood in likely]
         return {
-            "tokens": tokens,
+            "tokens": [token.name for token in tokens],
             "token_logprobs": [_logprob(likelihood.logprob) for _, likelihood in likely],
             "top_logprobs": tops if any(tops) else None,
             "text_offset": offsets,
         }
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        assert self.token_text is not None
-        text = self.token_text(token)
-        return {
-            "token": text,
-            "bytes": None if "\ufffd" in text else list(text.encode()),
-            "logprob": _logprob(logprob),
-        }
+        assert self.token is not None
+        found = self.token(token)
+        data = None if found.data is None else list(found.data)
+        return {"token": found.text, "bytes": data, "logprob": _logprob(logprob)}
 
     def _choice(self, finished: Finished) -> dict[str, Any]:
         logprobs = self._logprobs(finished.index, finished.likely)

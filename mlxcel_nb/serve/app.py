@@ -189,7 +189,7 @@ class Reply:
             model=job.name,
             fingerprint=api.served.fingerprint,
             usage=ask.usage,
-            token_text=api.served.token_text if ask.logprobs else None,
+            token=api.served.token if ask.logprobs else None,
         )
         async with Answering(cluster, ask, job.prompts, job.form, api.metrics) as answering:
             api.live.add(answering)

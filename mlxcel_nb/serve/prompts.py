@@ -13,6 +13,7 @@ from typing import Any
 from mlxcel_nb.models.chat import ChatTemplates, chat_templates
 from mlxcel_nb.models.folder import read_json
 from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
+from mlxcel_nb.serve.answers import PART, Token
 from mlxcel_nb.serve.failures import refused
 from mlxcel_nb.serve.requests import Ask
 from mlxcel_nb.serve.tools import Form, form_of
@@ -26,7 +27,7 @@ class Prompter:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._texts: dict[int, str] = {}
+        self._tokens: dict[int, Token] = {}
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -49,15 +50,16 @@ class Prompter:
         options: dict[str, Any] = {"tools": ask.tools} if ask.tools else {}
         return [self._tokenizer.chat_prompt(ask.messages, **options, **self._variables(ask))], form
 
-    def token_text(self, token: int) -> str:
-        """What one token adds to a text; U+FFFD where it is only part of a character."""
-        if token not in self._texts:
+    def token(self, token: int) -> Token:
+        """What one token adds to a text; with U+FFFD where it is only part of a character."""
+        if token not in self._tokens:
             anchor, base = self._anchor
             text = self._tokenizer.decode([*anchor, token])
             # Alone, or at the beginning, some tokenizers drop a token's space.
             alone = text[len(base) :] if text.startswith(base) else self._tokenizer.decode([token])
-            self._texts[token] = alone
-        return self._texts[token]
+            data = self._tokenizer.bytes_of(token) if PART in alone else alone.encode()
+            self._tokens[token] = Token(alone, data)
+        return self._tokens[token]
 
     @functools.cached_property
     def _anchor(self) -> tuple[list[int], str]:

@@ -16,6 +16,7 @@ from mlxcel_nb import __version__
 from mlxcel_nb.client.report import ClusterStatus, LoadReport
 from mlxcel_nb.errors import MlxcelError
 from mlxcel_nb.serve import failures
+from mlxcel_nb.serve.answers import Token
 from mlxcel_nb.serve.failures import ApiError
 from mlxcel_nb.serve.prompts import Prompter
 from mlxcel_nb.serve.requests import Ask
@@ -134,9 +135,9 @@ class Served:
         report = self.check()
         return await asyncio.to_thread(self._prompter(report.path).prepare, ask)
 
-    def token_text(self, token: int) -> str:
+    def token(self, token: int) -> Token:
         """Of the model that `prepare` was last asked for."""
-        return self._prepares.token_text(token) if self._prepares is not None else ""
+        return self._prepares.token(token) if self._prepares is not None else Token("", None)
 
     def _prompter(self, path: str) -> Prompter:
         if self._prepares is None or self._prepares.folder != path:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxcel_nb.models.text import Detokenizer, StopStrings
+from mlxcel_nb.models.text import Detokenizer, StopStrings, named_bytes
 from mlxcel_nb.models.tokenizer import load_tokenizer
 
 FAMILY = "🙂 汉字 é 👩‍👩‍👧"
@@ -164,3 +164,17 @@ def test_the_real_tokenizer_s_ids_one_by_one_join_to_the_whole(smollm2: Path) ->
     assert not any("\ufffd" in delta for delta in found)
     for cut_at in range(len(ids)):
         assert "".join(deltas(ids[:cut_at], tokenizer)) == tokenizer.decode(ids[:cut_at])
+
+
+def test_names_of_tokens_spell_bytes_or_do_not() -> None:
+    assert named_bytes("<0xF0>") == b"\xf0"
+    assert named_bytes("Ġhi") == b" hi"
+    assert named_bytes("ðŁĻĤ") == "🙂".encode()
+    assert named_bytes("") is None and named_bytes("▁a") is None
+
+
+def test_every_byte_has_a_name_of_its_own_in_the_real_tokenizer(smollm2: Path) -> None:
+    tokenizer = load_tokenizer(smollm2)
+    ids = tokenizer.encode("🙂 é", add_special=False)
+    assert b"".join(tokenizer.bytes_of(each) or b"" for each in ids) == "🙂 é".encode()
+    assert tokenizer.bytes_of(10**9) is None

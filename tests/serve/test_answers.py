@@ -12,12 +12,15 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from mlxcel_nb import errors
 from mlxcel_nb.client.report import Completion, Likelihood
 from mlxcel_nb.serve import failures
-from mlxcel_nb.serve.answers import Finished, Shape, usage_of
+from mlxcel_nb.serve.answers import Finished, Shape, Token, usage_of
 from mlxcel_nb.serve.tools import Call
 
 CALL = Call(id="call_1", name="f", arguments='{"x": 1}')
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-TEXTS = {1: "He", 2: "y", 3: "\ufffd"}
+TOKENS = {
+    1: Token("He", b"He"), 2: Token("y", b"y"), 3: Token("\ufffd", None),
+    4: Token("\ufffd", b"\xc3"), 5: Token("\ufffd", b"\xa9"),
+}  # fmt: skip
 LIKELY = ((1, Likelihood(-0.5, ((1, -0.5), (2, float("-inf"))))), (2, Likelihood(-1.0)))
 
 
@@ -81,7 +84,7 @@ def test_a_prompt_is_counted_once_and_every_token_made() -> None:
 
 
 def test_likelihoods_of_a_chat() -> None:
-    body = shape(token_text=TEXTS.__getitem__).whole([done(likely=LIKELY)], USAGE)
+    body = shape(token=TOKENS.__getitem__).whole([done(likely=LIKELY)], USAGE)
     logprobs = ChatCompletion.model_validate(body, strict=True).choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None
     first, second = logprobs.content
@@ -90,13 +93,24 @@ def test_likelihoods_of_a_chat() -> None:
     assert second.top_logprobs == []
 
 
-def test_half_a_character_has_no_bytes() -> None:
-    body = shape(token_text=TEXTS.__getitem__).whole([done(likely=((3, Likelihood(-1.0)),))], USAGE)
-    assert body["choices"][0]["logprobs"]["content"][0]["bytes"] is None
+def test_half_a_character_has_its_bytes_where_they_are_known() -> None:
+    likely = ((4, Likelihood(-1.0)), (3, Likelihood(-1.0)))
+    body = shape(token=TOKENS.__getitem__).whole([done(likely=likely)], USAGE)
+    assert [each["bytes"] for each in body["choices"][0]["logprobs"]["content"]] == [[0xC3], None]
+
+
+def test_parts_of_characters_have_names_of_their_own_and_a_place_in_the_text() -> None:
+    """The two halves of an accented letter between others: no two tokens share a name, and no offset is beyond it."""
+    top = Likelihood(-1.0, ((4, -1.0), (5, -2.0), (1, -3.0)))
+    likely = ((1, top), (4, top), (5, top), (2, top))
+    logprobs = shape(chat=False, token=TOKENS.__getitem__).text(0, "Heéy", likely)["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["He", "bytes:\\xc3", "bytes:\\xa9", "y"]
+    assert logprobs["text_offset"] == [0, 2, 2, 3]
+    assert logprobs["top_logprobs"][0] == {"bytes:\\xc3": -1.0, "bytes:\\xa9": -2.0, "He": -3.0}
 
 
 def test_offsets_of_a_completion_go_on_from_chunk_to_chunk() -> None:
-    writer = shape(chat=False, token_text=TEXTS.__getitem__)
+    writer = shape(chat=False, token=TOKENS.__getitem__)
     first, second = writer.text(0, "He", LIKELY[:1]), writer.text(0, "y", LIKELY[1:])
     assert first["choices"][0]["logprobs"]["text_offset"] == [0]
     assert second["choices"][0]["logprobs"]["text_offset"] == [2]
