@@ -175,7 +175,7 @@ class Answering:
         self._arrived.set()
 
     async def _answer(self, part: _Part, ids: list[int], params: SamplingParams) -> None:
-        meter = self._metrics.begin()
+        meter = self._metrics.begin(len(ids))
         try:
             stream = await asyncio.to_thread(self._cluster.stream, ids, params)
             await self._read(part, stream, meter)
@@ -191,7 +191,7 @@ class Answering:
     async def _read(self, part: _Part, stream: Stream, meter: Meter) -> None:
         try:
             async for delta in stream:
-                meter.piece(max(1, len(delta.tokens)))
+                meter.piece(len(delta.tokens))
                 part.take(delta.text, stream)
                 self._arrived.set()
             assert stream.completion is not None

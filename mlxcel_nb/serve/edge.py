@@ -88,6 +88,8 @@ class Edge:
         free = path in OPEN or path.startswith(TICKETS) or scope["method"] == "OPTIONS"
         if not free:
             self._access.check_key(headers)
+        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+            raise ApiError(415, f"content-encoding {encoding} is not read: send the body as it is")
 
     def _check_neighbour(self, scope: Scope) -> None:
         """Turn other users of this computer away, where there is no key that tells callers apart."""

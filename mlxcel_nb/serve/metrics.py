@@ -40,8 +40,8 @@ class Metrics:
 
         self.responses = counter("http_responses", "HTTP responses, by route and status.", "route", "status")
         self.answers = counter("answers", "Answers that have ended, by why they did.", "finish_reason")
-        self.tokens_in = counter("prompt_tokens", "Tokens of the prompts of answers that have ended.")
-        self.tokens_out = counter("generated_tokens", "Tokens of answers that have ended.")
+        self.tokens_in = counter("prompt_tokens", "Tokens of prompts that have been read.")
+        self.tokens_out = counter("generated_tokens", "Tokens of answers, also of those that were stopped.")
         self.ttft = histogram("time_to_first_token_seconds", "From a request's arrival to its first text.", TTFT_S)
         self.itl = histogram("inter_token_latency_seconds", "From one token with text to the next.", ITL_S)
         self.queue = histogram("queue_seconds", "How long the engines let a request wait.", TTFT_S)
@@ -61,8 +61,8 @@ class Metrics:
     def page(self) -> bytes:
         return generate_latest(self.registry)
 
-    def begin(self) -> Meter:
-        return Meter(self)
+    def begin(self, prompt_tokens: int) -> Meter:
+        return Meter(self, prompt_tokens)
 
     def _ready(self) -> float:
         return float(self.served.problem() is None)
@@ -73,10 +73,15 @@ class Metrics:
 
 
 class Meter:
-    """Measures one answer. It waits until its first text comes, runs until it ends, and ends once."""
+    """Measures one answer. It waits until its first text comes, runs until it ends, and ends once.
 
-    def __init__(self, metrics: Metrics) -> None:
+    Tokens are counted when they come, whether or not the answer is ever whole: those of a prompt with the first text.
+    """
+
+    def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
         self._metrics = metrics
+        self._prompt_tokens = prompt_tokens
+        self._made = 0
         self._began = time.monotonic()
         self._last: float | None = None
         self._ended = False
@@ -91,10 +96,13 @@ class Meter:
             self._metrics.running.inc()
             self._metrics.backlog.served(now)
             self._metrics.ttft.observe(now - self._began)
+            self._metrics.tokens_in.inc(self._prompt_tokens)
         else:
-            for _ in range(tokens):
-                self._metrics.itl.observe((now - self._last) / tokens)
+            for _ in range(shares := max(1, tokens)):
+                self._metrics.itl.observe((now - self._last) / shares)
         self._last = now
+        self._made += tokens
+        self._metrics.tokens_out.inc(tokens)
 
     def end(self, reason: str, completion: Completion | None = None) -> None:
         """The answer is over; `completion` holds its figures where there are any."""
@@ -110,8 +118,9 @@ class Meter:
         metrics.answers.labels(reason).inc()
         metrics.total.observe(time.monotonic() - self._began)
         if completion is not None:
-            metrics.tokens_in.inc(completion.prompt_tokens)
-            metrics.tokens_out.inc(completion.generation_tokens)
+            if self._last is None:
+                metrics.tokens_in.inc(completion.prompt_tokens)
+            metrics.tokens_out.inc(max(0, completion.generation_tokens - self._made))  # such as the end of the text
             metrics.prompt_sizes.observe(completion.prompt_tokens)
             metrics.answer_sizes.observe(completion.generation_tokens)
             if completion.timings.queue_s is not None:

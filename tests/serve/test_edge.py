@@ -239,3 +239,8 @@ def test_a_server_that_was_stopped_leaves_its_port() -> None:
     server.stop()
     assert not server.running
     ApiServer(Served(), port=port).stop()
+
+
+def test_a_packed_body_is_refused_as_such(server: ApiServer) -> None:
+    answer = ask(server, "POST", "/v1/chat/completions", b"\x1f\x8b", {"content-encoding": "gzip"})
+    assert answer[0] == 415 and "gzip" in error_of(answer)["message"]

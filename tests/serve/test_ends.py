@@ -76,7 +76,7 @@ def test_an_answer_ends_once_for_its_reason(server: ApiServer, end: str, stream:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_one_that_nobody_waits_for_any_more_ends_once_as_cancelled(server: ApiServer, stream: bool) -> None:
-    before = ends(server)
+    before, made = ends(server), figures(server)["mlxcel_generated_tokens_total"]
     with raw(server, post("/v1/completions", {**ENDLESS, "stream": stream})) as sock:
         wait_until(lambda: in_flight(server) == 1, deadline_s=PATIENCE_S, what="the request to be under way")
         if stream:
@@ -84,6 +84,8 @@ def test_one_that_nobody_waits_for_any_more_ends_once_as_cancelled(server: ApiSe
     wait_until(lambda: in_flight(server) == 0, deadline_s=PATIENCE_S, what="its end")
     after = ends(server)
     assert {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)} == {"cancelled": 1}
+    if stream:
+        assert figures(server)["mlxcel_generated_tokens_total"] > made, "what was made of it counts"
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}], ids=["tp2", "pp2"])
