@@ -285,6 +285,7 @@ class Cluster(AsyncTwins):
         *,
         messages: list[dict[str, Any]] | None = None,
         rank: int | None = None,
+        caller: str | None = None,
     ) -> Stream:
         """Start a request; iterate over what is returned.
 
@@ -292,11 +293,12 @@ class Cluster(AsyncTwins):
             prompt: text, or token ids.
             messages: a conversation instead, rendered with the model's chat template.
             rank: of expert-parallel ranks the one that is to hold it; they take turns when None.
+            caller: for whom, where this program asks for several: who asks much does not keep the others waiting.
         """
         model = self._held()
         if messages is not None and not messages:
             raise RequestError("the list of messages is empty")
-        return model.stream(prompt, params or SamplingParams(), messages=messages, rank=rank)
+        return model.stream(prompt, params or SamplingParams(), messages=messages, rank=rank, caller=caller)
 
     def generate(
         self,

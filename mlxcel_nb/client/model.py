@@ -80,9 +80,10 @@ class Model:
         *,
         messages: list[dict[str, Any]] | None = None,
         rank: int | None = None,
+        caller: str | None = None,
     ) -> Stream:
         """Start a request on the replica that has least to do, as `Cluster.stream` does."""
-        order = _order_of(prompt, params, messages, rank)
+        order = _order_of(prompt, params, messages, rank, caller)
         while True:
             replica = self.replicas.take(order)
             try:
@@ -197,6 +198,7 @@ def _order_of(
     params: SamplingParams,
     messages: list[dict[str, Any]] | None = None,
     rank: int | None = None,
+    caller: str | None = None,
 ) -> GenerateOrder:
     return GenerateOrder(
         id=new_id(),
@@ -206,6 +208,7 @@ def _order_of(
         token_ids=list(prompt) if prompt is not None and not isinstance(prompt, str) else None,
         messages=messages,
         rank=rank,
+        caller=caller,
     )
 
 

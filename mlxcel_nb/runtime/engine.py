@@ -172,7 +172,7 @@ class Engine:
     def _request(self, active: Active) -> Request:
         order = active.command.order
         return Request(
-            owner=active.command.owner,
+            owner=f"{active.command.owner} {order.caller or ''}",
             prompt=tuple(active.prompt),
             max_tokens=order.params.max_tokens,
             params=order.params.seeded().to_dict(),

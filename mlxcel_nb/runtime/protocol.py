@@ -188,6 +188,7 @@ class GenerateOrder:
     Args:
         forced: ids that are fed in place of those sampled; every member then notes what it saw (`runtime.recording`).
         rank: the expert-parallel rank that is to hold the request's keys and values; they take turns when None.
+        caller: for whom the router asks, as far as it tells: callers are served in turn.
     """
 
     id: str
@@ -198,6 +199,7 @@ class GenerateOrder:
     token_ids: list[int] | None = dataclasses.field(default=None, repr=False)
     forced: list[int] | None = dataclasses.field(default=None, repr=False)
     rank: int | None = None
+    caller: str | None = None
 
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.prompt, self.messages, self.token_ids)) != 1:
@@ -223,7 +225,7 @@ class GenerateOrder:
             "instance": self.instance,
             "params": self.params.to_dict(),
         }
-        for name in ("prompt", "messages", "token_ids", "forced", "rank"):
+        for name in ("prompt", "messages", "token_ids", "forced", "rank", "caller"):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
         return message
@@ -239,6 +241,7 @@ class GenerateOrder:
             token_ids=field(message, "token_ids", list) if "token_ids" in message else None,
             forced=field(message, "forced", list) if "forced" in message else None,
             rank=field(message, "rank", int) if "rank" in message else None,
+            caller=field(message, "caller", str) if "caller" in message else None,
         )
 
 

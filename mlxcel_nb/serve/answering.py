@@ -107,12 +107,14 @@ class Answering:
     Args:
         prompts: token ids; each gets `ask.n` answers.
         form: how calls of tools are written in them, None to leave text as it is.
+        caller: who asks: callers are served in turn.
     """
 
     def __init__(
-        self, cluster: Cluster, ask: Ask, prompts: list[list[int]], form: Form | None, metrics: Metrics
+        self, cluster: Cluster, ask: Ask, prompts: list[list[int]], form: Form | None, metrics: Metrics, caller: str
     ) -> None:
         self._cluster = cluster
+        self._caller = caller
         self._wanted = [(ids, ask.params.variant(i)) for ids in prompts for i in range(ask.n)]
         self._parts = [_Part(i, Reader(form) if form else None) for i in range(len(self._wanted))]
         self._metrics = metrics
@@ -177,7 +179,7 @@ class Answering:
     async def _answer(self, part: _Part, ids: list[int], params: SamplingParams) -> None:
         meter = self._metrics.begin(len(ids))
         try:
-            stream = await asyncio.to_thread(self._cluster.stream, ids, params)
+            stream = await asyncio.to_thread(self._cluster.stream, ids, params, caller=self._caller)
             await self._read(part, stream, meter)
         except MlxcelError as error:
             meter.end("cancelled" if isinstance(error, Cancelled) else "error")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Callable
@@ -52,6 +53,13 @@ class Job:
     name: str
     prompts: list[list[int]] = field(repr=False)
     form: Form | None
+    caller: str
+
+
+def caller_of(request: Request, body: dict[str, Any]) -> str:
+    """Whose turn it is when it is this request's: OpenAI's `user` at an address, as a hash: engines know neither."""
+    user, host = body.get("user"), request.client.host if request.client else ""
+    return hashlib.sha256(f"{host}\n{user if isinstance(user, str) else ''}".encode()).hexdigest()[:16]
 
 
 class Api:
@@ -92,16 +100,16 @@ class Api:
 
     async def _generate(self, request: Request) -> Reply:
         body = body_of(await self._bodies.read(request))
-        return Reply(self, await self._job(request.url.path, body))
+        return Reply(self, await self._job(request, request.url.path, body))
 
-    async def _job(self, path: str, body: dict[str, Any]) -> Job:
+    async def _job(self, request: Request, path: str, body: dict[str, Any]) -> Job:
         self.served.check()
         self._check_room()
         ask = GENERATORS[path](body, longest=self.served.longest)
         name = self.served.check_name(ask.model)
         prompts, form = await self.served.prepare(ask)
         self._check_room()  # others may have come meanwhile
-        return Job(ask=ask, name=name, prompts=prompts, form=form)
+        return Job(ask=ask, name=name, prompts=prompts, form=form, caller=caller_of(request, body))
 
     def _check_room(self) -> None:
         now = time.monotonic()
@@ -120,7 +128,7 @@ class Api:
         fields.end()
         if path is None or body is None:
             raise refused("give the url of an endpoint and the body for it", "url" if path is None else "body")
-        job = await self._job(path, body)
+        job = await self._job(request, path, body)
         now = time.monotonic()
         self._tickets = {ticket: kept for ticket, kept in self._tickets.items() if kept[0] > now}
         if len(self._tickets) >= MAX_TICKETS:
@@ -191,7 +199,7 @@ class Reply:
             usage=ask.usage,
             token=api.served.token if ask.logprobs else None,
         )
-        async with Answering(cluster, ask, job.prompts, job.form, api.metrics) as answering:
+        async with Answering(cluster, ask, job.prompts, job.form, api.metrics, job.caller) as answering:
             api.live.add(answering)
             try:
                 write = send_stream if ask.stream else send_whole

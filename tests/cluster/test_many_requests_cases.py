@@ -8,6 +8,7 @@ depends on all that is kept of what came before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
@@ -271,14 +272,20 @@ def test_a_short_queue_says_busy_and_those_who_wait_are_served(limited: Cluster,
         assert isinstance(each, Busy) or (isinstance(each, Completion) and each.token_ids == alone[number % 3])
 
 
-def test_two_clients_are_served_in_turn(limited: Cluster, tiny: str) -> None:
+@pytest.mark.parametrize("apart", [True, False], ids=["two programs", "two callers of one"])
+def test_two_clients_are_served_in_turn(apart: bool, limited: Cluster, tiny: str) -> None:
     """One asks 24 times, then another 3 times: these are done long before the first one's last."""
     on_engine(limited, "engine-0", limit_engine, max_rows=3)
     limited.load(tiny, pp=2)
     ended: list[str] = []
 
     async def ask(client: many.Asker, name: str, number: int) -> None:
-        async for _ in client.stream(ids(20, number), drawn(20, 20, number).params):
+        params = drawn(20, 20, number).params
+        if isinstance(client, Cluster) and not apart:
+            stream = client.stream(ids(20, number), params, caller=name)
+        else:
+            stream = client.stream(ids(20, number), params)
+        async for _ in stream:
             pass
         ended.append(name)
 
@@ -287,7 +294,7 @@ def test_two_clients_are_served_in_turn(limited: Cluster, tiny: str) -> None:
         await asyncio.sleep(0)  # those are sent before any of the others
         await asyncio.gather(*firsts, *(ask(second, "second", each) for each in range(3)))
 
-    with many.another(limited) as second:
+    with many.another(limited) if apart else contextlib.nullcontext(limited) as second:
         asyncio.run(everybody(second))
     last = max(place for place, name in enumerate(ended) if name == "second")
     assert ended[last:].count("first") >= 10, ended

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from mlxcel_nb.serve import requests
+from mlxcel_nb.serve.app import caller_of
 from mlxcel_nb.serve.failures import ApiError
 from mlxcel_nb.serve.fields import body_of
 from mlxcel_nb.serve.requests import Ask
@@ -249,3 +251,12 @@ def test_whatever_a_body_holds_it_is_understood_or_refused(body: dict[str, Any])
         else:
             assert 1 <= asked.n <= requests.MAX_CHOICES and 0 <= asked.params.max_tokens <= 16
     assert statuses <= {400}
+
+
+def test_callers_are_told_apart_by_address_and_user_and_neither_is_shown() -> None:
+    def caller(host: str, **body: Any) -> str:
+        return caller_of(Request({"type": "http", "client": (host, 5), "headers": []}), body)
+
+    seen = [caller("10.0.0.1"), caller("10.0.0.2"), caller("10.0.0.1", user="ann"), caller("10.0.0.1", user=7)]
+    assert len({*seen}) == 3 and seen[0] == seen[3]
+    assert not any("ann" in each or each[:2] == "10" for each in seen)
