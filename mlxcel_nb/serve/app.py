@@ -165,7 +165,10 @@ class Api:
             retry = {"retry-after": str(failures.AWAY_RETRY_S)}
             return JSONResponse({"status": "unavailable", "reason": problem}, 503, {**_FRESH, **retry})
         report = self.served.check()
-        return JSONResponse({"status": "ok", "model": self.served.names[0], "layout": report.layout}, headers=_FRESH)
+        found: dict[str, Any] = {"status": "ok", "model": self.served.names[0], "layout": report.layout}
+        if lost := self.served.lost:
+            found["lost"] = lost  # of some replica; the others answer
+        return JSONResponse(found, headers=_FRESH)
 
     async def _page(self, _request: Request) -> Response:
         return Response(self.metrics.page(), headers={**_FRESH, "content-type": CONTENT_TYPE_LATEST})

@@ -79,6 +79,11 @@ class Served:
         report = self.report
         return (report.kv_tokens if report else None) or UNKNOWN_LONGEST
 
+    @property
+    def lost(self) -> dict[str, str]:
+        """Engines that are lost, and why."""
+        return self.cluster.lost if self.cluster is not None else {}
+
     def problem(self) -> str | None:
         """Why the model cannot be had now, None when it can. Asks nobody, so it answers at once."""
         if self.closing:

@@ -112,3 +112,14 @@ def test_the_death_of_a_node_is_one_error_event_or_an_error_as_the_answer(layout
         ((status, body),) = whole
         assert status == 503 and b"engine-1" in body
         assert ends(server) == {"error": 2}
+
+
+def test_a_replica_that_is_lost_is_told_while_the_other_answers(tiny: Path) -> None:
+    with nothing_left(Cluster(2)) as cluster, ApiServer(Served(cluster), port=0) as server:
+        cluster.load(str(tiny), dp=2)
+        assert "lost" not in ask(server, "GET", "/health")[2]
+        strike(cluster, "engine-1", signal.SIGKILL)
+        wait_until(lambda: "SIGKILL" in cluster.lost.get("engine-1", ""), deadline_s=10, what="the loss to be known")
+        status, _, told = ask(server, "GET", "/health")
+        assert status == 200 and "SIGKILL" in told["lost"]["engine-1"]
+        assert answered(server, {**ASKED, "ignore_eos": True}, False)[1] == ["length"]
