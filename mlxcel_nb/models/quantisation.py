@@ -20,6 +20,9 @@ _BY_METHOD = {
 USUAL = {"affine": (64, 4), "mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)}
 """Group size and bits of a mode that is named without them."""
 
+AFFINE = [(group, bits) for group in (32, 64, 128) for bits in (1, 2, 3, 4, 5, 6, 8)]
+"""What mode affine can be, tried on mlx 0.32."""
+
 _BY_SHAPE = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
 """Modes with 8-bit scales have one pair of bits and group size each."""
 
@@ -103,7 +106,7 @@ def packing(entry: Mapping[str, Any]) -> Quantisation:
     """An entry with what MLX adds to it: mode affine, and the mode's usual group size and bits.
 
     Raises:
-        ModelError: a mode that there is not.
+        ModelError: a mode that there is not, or that is not of such bits and groups.
     """
     mode = entry.get("mode", "affine")
     if mode not in USUAL:
@@ -112,8 +115,9 @@ def packing(entry: Mapping[str, Any]) -> Quantisation:
         usual if entry.get(key) is None else entry[key]
         for key, usual in zip(("group_size", "bits"), USUAL[mode], strict=True)
     )
-    if any(type(value) is not int or value < 1 for value in (group, bits)):
-        raise ModelError(f"config.json: quantisation of {bits!r} bits in groups of {group!r}")
+    kinds = AFFINE if mode == "affine" else [USUAL[mode]]
+    if any(type(value) is not int for value in (group, bits)) or (group, bits) not in kinds:
+        raise ModelError(f"config.json: MLX has no {mode} quantisation of {bits!r} bits in groups of {group!r}")
     return Quantisation(group, bits, mode)
 
 

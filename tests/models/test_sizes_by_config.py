@@ -68,6 +68,8 @@ def test_an_entry_without_a_mode_is_affine_whatever_the_model_is(mode: str, grou
     [
         ({"group_size": 32, "bits": 4, "mode": "int3"}, "unknown quantisation mode 'int3'"),
         ({"group_size": "32", "bits": 4}, "4 bits in groups of '32'"),
+        ({"group_size": 64, "bits": 7}, "no affine quantisation of 7 bits in groups of 64"),
+        ({"group_size": 64, "bits": 4, "mode": "mxfp4"}, "no mxfp4 quantisation of 4 bits in groups of 64"),
     ],
 )
 def test_a_table_that_says_nothing_known_is_refused(table: dict[str, Any], words: str) -> None:
