@@ -142,7 +142,7 @@ def _use(path: str, prefix: str) -> BlasReport:
         if prefix:  # its names are not the ones MLX asks for
             raise
         ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_NOW)
-        reason = f"no forwarder for {_machine()}: products of one row are slower"
+        reason = f"no forwarder for {_machine()}: products of few rows are slower"
     else:
         shim.mlxcel_blas_bind(*calls)
         _forwarder = shim

@@ -21,6 +21,6 @@ def shares(part: LoadedPart) -> Shares:
         raise RequestError(
             f"what this model keeps cannot be saved or loaded: a {odd} has no place of its own for every token"
         )
-    if len(caches) != len(made) or len(caches) > part.part.n_layers:
-        raise RequestError("what this model keeps cannot be saved or loaded: its layers keep more than a cache each")
+    if len(caches) != len(made) or len(caches) != part.part.n_layers:
+        raise RequestError("what this model keeps cannot be saved or loaded: its layers do not keep a cache each")
     return tuple(part.kv_heads.get(layer, ALL) if part.part.holds(layer) else None for layer in range(len(caches)))

@@ -84,6 +84,7 @@ def limits_of(instance: Instance, members: tuple[Room | None, ...], context: int
         chunk=PREFILL_CHUNK,
         reusable=reusable(part.make_cache()),
         mixed=part.mixes,
+        padded=not part.one_by_one,
     )
 
 
@@ -372,7 +373,7 @@ class Engine:
             self._worker.fail(self._instance.order.instance, error)
         within = [row for flight in self._flights for work in flight.plan.work for row in work.sequences]
         sharing = [self._active[row] for row in dict.fromkeys(within) if row in self._active]
-        hopeless = isinstance(error, PeerLost | StepTimeout) or len(sharing) == 1
+        hopeless = isinstance(error, PeerLost | StepTimeout) or len({*within}) == 1  # one that left may be at fault
         for active in list(self._active.values()):
             if active.command.cancelled:
                 self._give_up(active, "cancelled")

@@ -116,9 +116,12 @@ class Home:
         if not idle or self.size(group) - self.size(target) < 2:
             return
         moved = idle[-1]
+        batch, places = moved.batch, self._places.of(group)
         moved.group = target
+        self._leave_batch(moved)  # which keeps its place for now
         if not self.fits(self.running):
-            moved.group = group
+            moved.group, moved.batch = group, batch
+            self._places.put_back(group, places)
 
     # -- memory
 

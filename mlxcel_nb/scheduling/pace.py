@@ -19,10 +19,13 @@ import statistics
 from collections import deque
 
 LEAST = 4
-"""Tokens; on a CPU a chunk of so many takes little longer than a decode step: the weights are read for both."""
+"""Tokens that a step reads at least: on a CPU so many take little longer than none, the weights are read for both."""
 
 START = 8
-"""Tokens, before anything has been measured."""
+"""Tokens that it reads before anything has been measured."""
+
+LOOKS = 2
+"""Decode steps before any reads along, when so many decode as have not been seen."""
 
 REMEMBERED = 9
 """Decode steps whose median is their time: one that was disturbed does not count."""
@@ -44,6 +47,8 @@ class Pace:
         self._length = float(min(START, most))
         self._decodes: deque[float] = deque(maxlen=REMEMBERED)
         self._looked_at = 0  # sequences that decoded in the latest step that read nothing
+        self._looks = 0  # such steps since so many did
+        self._passed_over = 0  # results of such steps that have yet to be passed over
         self._credit = 0
 
     @property
@@ -55,11 +60,17 @@ class Pace:
         """Tokens that the next step may read while `decoding` sequences decode and `wanting` wait; 0: they come first.
 
         What a step takes that reads nothing is looked at anew whenever twice as many decode as when it was last seen,
-        or half as many.
+        or half as many: in two steps, of which the first has to put the rows of its batch together.
         """
         if self._mixed:
-            return 0 if self._stale(decoding) else self._round(decoding, wanting)
-        return self._credit if self._credit >= self.length else 0
+            looking = self._stale(decoding) or self._looks < LOOKS
+            return 0 if looking else self._round(decoding, wanting)
+        return self._credit if self.earned else 0
+
+    @property
+    def earned(self) -> bool:
+        """Whether those who decode have made tokens since the last chunk, for another one by itself."""
+        return self._credit >= self.length
 
     def _round(self, decoding: int, wanting: int) -> int:
         return min(self._most, self.length * max(1, wanting * (wanting - 1) // (2 * decoding)))
@@ -71,6 +82,8 @@ class Pace:
         """A step of one of `groups` groups has been sent that reads nothing, while `decoding` and `wanting` do so."""
         if self._stale(decoding):
             self._decodes.clear()
+            self._looks, self._passed_over = 0, LOOKS - 1
+        self._looks += 1
         self._looked_at = decoding
         earned = self._round(decoding, wanting)
         self._credit = min(earned, self._credit - (-earned // groups))
@@ -85,7 +98,10 @@ class Pace:
 
     def decoded(self, seconds: float) -> None:
         """A step of one group took so long that read nothing."""
-        self._decodes.append(seconds)
+        if self._passed_over:
+            self._passed_over -= 1
+        else:
+            self._decodes.append(seconds)
 
     def read(self, tokens: int, seconds: float, groups: int) -> None:
         """A step that read so much while `groups` groups decoded took so long.

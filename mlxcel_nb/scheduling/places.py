@@ -7,11 +7,11 @@ there is, and no more than the rules of a group allow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass
-class _Batch:
+class Batch:
     """Of one group.
 
     Args:
@@ -29,17 +29,24 @@ class Places:
     """Those of all groups of a home."""
 
     def __init__(self, groups: int) -> None:
-        self._batches = [_Batch() for _ in range(groups)]
+        self._batches = [Batch() for _ in range(groups)]
 
     def left(self, group: int, tokens: int, rows: int) -> None:
         """A row of so many tokens leaves a batch with the next plan; so many stay. One alone is no batch any more."""
         if rows < 2:
-            self._batches[group] = _Batch()
+            self._batches[group] = Batch()
             return
         batch = self._batches[group]
         batch.free += 1
         batch.quiet = 0
         batch.tokens = max(batch.tokens, tokens)
+
+    def of(self, group: int) -> Batch:
+        return replace(self._batches[group])
+
+    def put_back(self, group: int, batch: Batch) -> None:
+        """Nothing has left since this was how it is."""
+        self._batches[group] = batch
 
     def stepped(self, group: int, rows: int, joined: int) -> None:
         """A step of a group has been sent, with so many rows, of which some have come with it.

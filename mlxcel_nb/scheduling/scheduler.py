@@ -43,6 +43,7 @@ class Flight:
         decoded: sequences that decoded in it.
         read: tokens of prompts, of the home where they are most.
         paced: they were read while others decoded.
+        beside: prompts were read in steps that were on their way when it was sent.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Flight:
     decoded: int
     read: int
     paced: bool
+    beside: bool
 
 
 class Scheduler:
@@ -310,22 +312,24 @@ class Scheduler:
 
     def _choose(self, draft: Draft, homes: list[Home]) -> list[Sequence]:
         """Add the work of this step; who takes part."""
-        if suspects := [each for flight in self._flying for each in flight.rows if each.suspect]:
-            return self._read_on(draft, suspects[0])
         decoding = sum(each.decodes for each in self.running)
-        chunk = self._pace.allowed(decoding, self._wanting()) if decoding else self.limits.chunk
-        readers = {home.number: home.readers[0] for home in homes if home.readers and chunk}
-        if suspect := next((each for each in readers.values() if each.suspect), None):
+        if suspects := [each for flight in self._flying for each in flight.rows if each.suspect]:
+            return [] if decoding else self._read_on(draft, suspects[0])
+        suspect = next((home.readers[0] for home in homes if home.readers and home.readers[0].suspect), None)
+        if suspect is not None and (not decoding or self._pace.earned):
             # It waits until nothing is on its way, and everybody for it.
-            return [] if self._flying else self._read(draft, suspect, chunk)
+            return [] if self._flying else self._read(draft, suspect, self.limits.chunk)
+        chunk = self._pace.allowed(decoding, self._wanting()) if decoding else self.limits.chunk
         taking: list[Sequence] = []
         for home in homes:
-            if home.number not in readers:
-                taking += self._compose(draft, home, home.ready(), [], 0)
-            elif self.limits.mixed:
-                taking += self._compose(draft, home, home.ready(), list(home.readers), chunk)
-            else:
-                taking += self._read(draft, readers[home.number], chunk)
+            readers = list(home.readers) if chunk and suspect is None else []
+            if readers and not self.limits.mixed:
+                taking += self._read(draft, readers[0], chunk)
+                continue
+            rows = home.ready()
+            if decoding and not rows:
+                readers = []  # a chunk by itself would come between two tokens of those who have a step on its way
+            taking += self._compose(draft, home, rows, readers, chunk)
         return taking
 
     def _read_on(self, draft: Draft, suspect: Sequence) -> list[Sequence]:
@@ -376,7 +380,8 @@ class Scheduler:
             self._pace.earn(self._groups_at_work(), max(1, decoding), self._wanting())
         if not decoding:
             self._pace.rest()
-        self._flying.append(Flight(step, tuple(rows), sampled, decoded, read, paced=bool(decoding)))
+        beside = any(flight.read for flight in self._flying)
+        self._flying.append(Flight(step, tuple(rows), sampled, decoded, read, paced=bool(decoding), beside=beside))
 
     # -- the rest
 
@@ -391,7 +396,8 @@ class Scheduler:
         return max(len({each.group for each in home.running if each.decodes}) for home in self._homes)
 
     def _learn(self, flight: Flight, seconds: float) -> None:
-        if not flight.read and flight.rows:
+        disturbed = flight.beside or any(each.read for each in self._flying)
+        if not flight.read and flight.rows and not disturbed:
             self._pace.decoded(seconds)
         elif flight.read and flight.paced and (flight.decoded or not self.limits.mixed):
             self._pace.read(flight.read, seconds, max(1, self._groups_at_work()))

@@ -171,16 +171,19 @@ def test_a_round_of_groups_earns_a_chunk_and_a_chunk_spends_it() -> None:
 
 def test_mixed_steps_read_along_what_leaves_them_their_time() -> None:
     pace = Pace(2.0, 256, mixed=True)
-    assert not pace.allowed(1, 1), "a step that reads nothing is looked at first"
-    pace.earn(1, decoding=1, wanting=1)
+    assert not pace.allowed(2, 1), "a step that reads nothing is looked at first"
+    pace.earn(1, decoding=2, wanting=1)
+    pace.decoded(0.3)  # its batch was put together
+    assert not pace.allowed(2, 1), "and a second one, which is what a step takes"
+    pace.earn(1, decoding=2, wanting=1)
     pace.decoded(0.1)
-    assert pace.allowed(1, 1) == pace.allowed(2, 1) == START
-    assert not pace.allowed(3, 1), "more than twice as many take another time"
-    assert pace.allowed(1, 2) == START, "two get no more than one"
+    assert pace.allowed(2, 1) == pace.allowed(4, 1) == START
+    assert not pace.allowed(5, 1) and not pace.allowed(1, 1), "twice as many, or half as many, take another time"
+    assert pace.allowed(2, 2) == START, "two get no more than one"
     pace.read(START, 0.16, 1)
-    assert pace.allowed(1, 1) == 10
+    assert pace.allowed(2, 1) == 10
     pace.read(20, 0.26, 1)
-    assert pace.allowed(1, 1) == 12, "of 160 ms beside a step's 100 only 100 are left"
+    assert pace.allowed(2, 1) == 12, "of 160 ms beside a step's 100 only 100 are left"
 
 
 def test_many_who_wait_for_few_are_read_faster() -> None:

@@ -1,8 +1,8 @@
 /* Products of a few rows by the transpose of a large matrix, which is what a decode step is made of.
  *
- * sgemm packs the matrix before it multiplies; with so few rows that takes longer than the product. Here each four
- * rows of the matrix are read once, from where they are, and multiplied by all the rows there are. An element is the
- * same whatever stands beside it: its sum goes in the same order for one row and for many.
+ * sgemm packs the matrix before it multiplies; with so few rows that takes longer than the product. Here BESIDE rows of
+ * the matrix at a time are read from where they are, once from memory, and multiplied by all the rows there are. An
+ * element is the same whatever stands beside it: its sum goes in the same order for one row and for many.
  *
  * Included once for each instruction set, with FEW the function's name, WIDTH the floats of a register, and BESIDE how
  * many rows of the matrix go together (4 x BESIDE sums are kept in registers).

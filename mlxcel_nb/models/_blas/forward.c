@@ -105,7 +105,7 @@ static void count(void) { __atomic_store_n(&calls, __atomic_load_n(&calls, __ATO
 EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                         const float *b, int ldb, float beta, float *c, int ldc) {
     count();
-    if (few && threads == 1 && order == ROW_MAJOR && ta == NO_TRANS && tb == TRANS && m > 0 && m <= few_rows && k > 0) {
+    if (few && threads == 1 && alpha != 0 && order == ROW_MAJOR && ta == NO_TRANS && tb == TRANS && m > 0 && m <= few_rows && k > 0) {
         few(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
