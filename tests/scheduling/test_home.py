@@ -43,6 +43,16 @@ def test_it_is_not_where_it_would_not_fit(room: int, after: list[int]) -> None:
     assert sizes(uneven) == after
 
 
+@pytest.mark.parametrize(("room", "after"), [(4 * 61, [4, 0]), (5 * 61, [3, 1])])
+def test_one_that_is_handed_on_is_counted_where_it_was_as_well(room: int, after: list[int]) -> None:
+    """Its place in the batch stays free until the batch is made anew."""
+    uneven = home(room, [60] * 4, [])
+    for each in uneven.running:
+        each.batch = 0
+    uneven.ready()
+    assert sizes(uneven) == after and uneven.fits(uneven.running)
+
+
 def test_a_row_with_a_step_on_its_way_stays_where_it_is() -> None:
     uneven = home(1000, [5, 5, 5], [5])
     for each in uneven.decoding(0):

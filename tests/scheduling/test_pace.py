@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.pace import LEAST, START, Pace
 from mlxcel_nb.scheduling.scheduler import Scheduler
 from mlxcel_nb.scheduling.sequence import Request
-from mlxcel_nb.scheduling.step_plan import Chunk, Work
+from mlxcel_nb.scheduling.step_plan import Chunk, StepPlan, Work
 from tests.scheduling.ranks import plain
 
 Cost = Callable[[Work], float]
@@ -208,3 +208,52 @@ def test_when_few_are_left_their_time_is_looked_at_anew() -> None:
         clock.run(lambda arrives=arrives: bool(clock.came[arrives]))  # type: ignore[misc]
     during = sorted(clock.gaps(first, begin, clock.now))
     assert during[int(0.9 * len(during))] <= 2.5 * measured(Work(0, 0, (first,)))
+
+
+class Pipeline(Clock):
+    """Several stages, each of which takes its part of a step's time, one step after the other."""
+
+    def __init__(self, cost: Cost, stages: int, **limits: object) -> None:
+        super().__init__(cost, stages=stages, **limits)
+        rooms = (tuple(plain(10**6) for _ in range(stages)),)
+        self.scheduler = Scheduler(Limits(rooms=rooms, stages=stages, **limits))
+        self.free = [0.0] * stages
+        self.flying: deque[tuple[StepPlan, float, float]] = deque()
+        self.result = 0.0
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """As a leader goes about it: it begins what there is to begin, on the first stage, else takes a result."""
+        while not until():
+            if (plan := self.scheduler.next(self.now)) is not None:
+                self.flying.append((plan, self.now, self.through(sum(map(self.cost, plan.work)))))
+                continue
+            plan, began, done = self.flying.popleft()
+            self.now = max(self.now, done)
+            seconds, self.result = self.now - max(began, self.result), self.now
+            rows = [row for work in plan.work for row in work.sampled]
+            self.scheduler.took(plan.step, dict.fromkeys(rows, 5), seconds)
+            for row in rows:
+                self.came[row].append(self.now)
+
+    def through(self, seconds: float) -> float:
+        """When a step that begins now leaves the last stage; the leader is the first."""
+        at = self.now
+        for stage, free in enumerate(self.free):
+            at = self.free[stage] = max(at, free) + seconds / len(self.free)
+        self.now = self.free[0]
+        return at
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_in_a_pipeline_of_mixed_steps_a_stream_takes_no_longer_than_in_one_process(stages: int, streams: int) -> None:
+    clock = Pipeline(measured, stages, mixed=True)
+    for each in range(streams):
+        ask(clock, 5, 3000, first=1 + each, owner=str(each))
+    clock.run(lambda: len(clock.came[0]) > 60 and len(clock.came[streams - 1]) > 60)
+    idle = statistics.median(clock.gaps(0, 0, clock.now)[-20:])
+    begin = clock.now
+    arrives = ask(clock, 1500, 1, first=50, owner="another")
+    clock.run(lambda: bool(clock.came[arrives]))
+    during = sorted(clock.gaps(0, begin, clock.now))
+    assert during[int(0.9 * len(during))] <= 2.5 * idle
