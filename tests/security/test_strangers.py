@@ -73,7 +73,8 @@ def reply_to(address: Address, said: bytes) -> bytes:
         heard = b""
         with contextlib.suppress(ConnectionError):
             sock.sendall(said)
-            sock.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # "not connected": refused already, and a refusal may still be read
+                sock.shutdown(socket.SHUT_WR)
             while piece := sock.recv(65536):
                 heard += piece
         return heard
