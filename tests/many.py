@@ -33,6 +33,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "pp2": {"pp": 2},
     "pp3": {"pp": 3},
     "tp2xpp2": {"tp": 2, "pp": 2},
+    "dp2": {"dp": 2},
 }
 
 SLACK_BYTES = 1 << 20
@@ -231,10 +232,15 @@ def free(cluster: Cluster, before: dict[str, int]) -> None:
 
 
 def forget(cluster: Cluster) -> None:
-    """Have all kept blocks freed."""
+    """Have all kept blocks freed, on every replica."""
     assert cluster.model is not None
-    on_engine(cluster, cluster.model.parts[0].node_id, forget_prefixes)
-    cluster.generate([0], SamplingParams(max_tokens=1, ignore_eos=True))  # its plan frees them
+    leaders = {part.replica: part.node_id for part in reversed(cluster.model.parts)}
+    for node in leaders.values():
+        on_engine(cluster, node, forget_prefixes)
+    # Their plans free them; of as many requests each replica gets one.
+    asked = [cluster.stream([0], SamplingParams(max_tokens=2, ignore_eos=True)) for _ in leaders]
+    for stream in asked:
+        stream.result()
 
 
 def forget_prefixes() -> None:

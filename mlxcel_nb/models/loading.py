@@ -19,7 +19,17 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.errors import ConfigError, ModelError, OutOfMemory
-from mlxcel_nb.models import architecture, batching_rows, device, mixing, quantisation, sharding, stages, untested
+from mlxcel_nb.models import (
+    architecture,
+    batching_rows,
+    device,
+    mixing,
+    quantisation,
+    sharding,
+    stages,
+    stand_ins,
+    untested,
+)
 from mlxcel_nb.models.memory import MemoryRoom, room
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
@@ -96,6 +106,7 @@ def load_part(
     config = architecture.read_config(folder, allow_code=allow_code)
     entries = weight_files(folder)
     model = architecture.build(config, folder)
+    angles = stand_ins.stand_in(model)
     if config.get("model_file") and part.tp_size * part.ep_size > 1:
         raise ConfigError(
             "no tensor plan for a model that is Python code of its own", advice="Ask for one rank (tp 1, ep 1)."
@@ -160,6 +171,7 @@ def load_part(
         dispatch=dispatch,
         one_by_one=one_by_one,
         mixes=mixes,
+        angles=angles,
         kv_heads=tensor_plan.kv_heads,
     )
 

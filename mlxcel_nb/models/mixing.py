@@ -11,7 +11,6 @@ Every rank of a mesh does the same. For the MLX thread. Shapes: H heads, D head 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +21,8 @@ from mlxcel_nb.models.batching import Group
 from mlxcel_nb.models.batching_rows import PLAIN, ROTATING, kind_of
 from mlxcel_nb.models.mixing_table import MIXED
 from mlxcel_nb.models.part import Handover, LoadedPart
-
-ATTENTION = "scaled_dot_product_attention"
-"""What files of mlx-lm's call where they attend."""
+from mlxcel_nb.models.processor import attention
+from mlxcel_nb.models.stand_ins import ATTENTION, files_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Mixed:
         assert isinstance(mask, Masks), "a mask that knows nothing of segments"
         held, self._held = self._held, []
         found = [
-            segment.unfolded(mx.fast.scaled_dot_product_attention(own, *pair, scale=scale, mask=each, sinks=sinks))
+            segment.unfolded(attention(own, *pair, scale=scale, mask=each, sinks=sinks))
             for segment, own, pair, each in zip(self._segments, self._cut(queries), held, mask, strict=True)
         ]
         return mx.concatenate(found) if len(found) > 1 else found[0]
@@ -93,20 +91,8 @@ class Mixed:
             at += count
 
 
-class Attention:
-    """Stands in a file of mlx-lm's where its attention did, and leaves to it all that is not mixed."""
-
-    def __init__(self, original: Callable[..., mx.array]) -> None:
-        self._original = original
-
-    def __call__(self, queries: mx.array, keys: Any, values: Any, cache: Any, *args: Any, **kwargs: Any) -> mx.array:
-        if isinstance(cache, Mixed):
-            return cache.attend(queries, *args, **kwargs)
-        return self._original(queries, keys, values, cache, *args, **kwargs)
-
-
 def can_mix(model: Any, architecture: str) -> bool:
-    """Whether steps of `model` may be mixed; its code is made ready for that, if so.
+    """Whether steps of `model`, in whose files ours stand in, may be mixed.
 
     Args:
         model: whole, before any of it is dropped, so that every rank comes to the same.
@@ -114,17 +100,10 @@ def can_mix(model: Any, architecture: str) -> bool:
     """
     from mlx_lm.models.cache import make_prompt_cache
 
-    names = {type(module).__module__ for module in model.modules()}
-    files = [file for name in names if (file := sys.modules.get(name)) is not None and hasattr(file, ATTENTION)]
-    if not {architecture, *(file.__name__.rpartition(".")[2] for file in files)} <= MIXED:
+    attending = {file.__name__.rpartition(".")[2] for file in files_of(model) if hasattr(file, ATTENTION)}
+    if not {architecture, *attending} <= MIXED:
         return False
-    if any(kind_of(cache) not in (PLAIN, ROTATING) for cache in make_prompt_cache(model)):
-        return False
-    for file in files:
-        original = getattr(file, ATTENTION)
-        if not isinstance(original, Attention):
-            setattr(file, ATTENTION, Attention(original))
-    return True
+    return all(kind_of(cache) in (PLAIN, ROTATING) for cache in make_prompt_cache(model))
 
 
 class Mixture:

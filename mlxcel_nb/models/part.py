@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_nb.models import caches
+from mlxcel_nb.models.rotary import Angles
 from mlxcel_nb.models.sharding.expert_parallel import Dispatch
 from mlxcel_nb.models.stages import Skeleton, Switches, named_arrays
 from mlxcel_nb.models.staging.family import Handover, StageDone
@@ -31,6 +32,7 @@ class LoadedPart:
         kv_heads: layer -> the share of its keys and values that this rank keeps; of layers not named, all.
         one_by_one: why several sequences take a forward each; empty where one does for all of them.
         mixes: prompts can be read in the forward in which others decode (`mixing.Mixture`); on all ranks alike.
+        angles: of rotary positions, of the forward at hand.
     """
 
     model: Any
@@ -44,6 +46,7 @@ class LoadedPart:
     dispatch: Dispatch | None = None
     one_by_one: str = ""
     mixes: bool = False
+    angles: Sequence[Angles] = ()
     kv_heads: Mapping[int, KvShare] = field(default_factory=dict)
 
     @property
@@ -149,6 +152,8 @@ class LoadedPart:
             out = self.switches.sent
         finally:
             self.switches.end()
+            for angles in self.angles:
+                angles.forget()
         if self.dispatch is not None:
             self.dispatch.end()
         for (moved, count), positions in zip(moves, before, strict=True):
