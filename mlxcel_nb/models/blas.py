@@ -18,6 +18,7 @@ import importlib.util
 import os
 import platform
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class BlasReport:
 _report: BlasReport | None = None
 _openblas: tuple[ctypes.CDLL, str] | None = None  # the library and the prefix of its names
 _forwarder: ctypes.CDLL | None = None
+_helpers: list[threading.Thread] = []
 
 
 def load_fast_blas(threads: int) -> BlasReport:
@@ -82,8 +84,17 @@ def set_threads(threads: int) -> BlasReport:
         library[f"{prefix}openblas_set_num_threads"](ctypes.c_int(threads))
         if _forwarder is not None:
             _forwarder.mlxcel_blas_threads(ctypes.c_int(threads))
+            _start_helpers(_forwarder, threads - 1)
         _report = current = BlasReport(current.name, current.path, threads, current.reason)
     return current
+
+
+def _start_helpers(forwarder: ctypes.CDLL, count: int) -> None:
+    """So many threads that help with products of few rows and sleep in between. They are never ended, only left out."""
+    while len(_helpers) < count:
+        helper = threading.Thread(target=forwarder.mlxcel_blas_help, name=f"blas-{len(_helpers) + 1}", daemon=True)
+        _helpers.append(helper)
+        helper.start()
 
 
 def products() -> int | None:

@@ -45,7 +45,7 @@ class Limits:
     mixed: bool = False
     padded: bool = True
     kept: float = 0.5
-    gap: float = 2.25
+    gap: float = 2.0
 
     def __post_init__(self) -> None:
         counts = (self.stages, self.max_rows, self.max_waiting, self.max_waiting_tokens, self.chunk)

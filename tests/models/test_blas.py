@@ -28,7 +28,10 @@ FEW = [(m, 4 * m + m % 5, 15 + 3 * m) for m in range(1, 35)]  # rows of which th
 import numpy as np, mlx.core as mx
 rng = np.random.default_rng(0)
 worst = 0.0
-for m, n, k in [(1, 7, 5), (1, 300, 64), (5, 1, 9), (33, 65, 17), (1, 1, 1), (128, 128, 128), *FEW]:
+EVEN = [(m, 4 * (1 + m % 19), 8 + m) for m in range(1, 35)]  # whole registers, of a matrix as it is
+LARGE = [(m, 700 + m, 200 + m) for m in (1, 2, 3, 7, 32)]  # worth the help of other threads
+ODD = [(1, 7, 5), (1, 300, 64), (5, 1, 9), (33, 65, 17), (1, 1, 1), (128, 128, 128)]
+for m, n, k in [*ODD, *FEW, *EVEN, *LARGE]:
     for left, right in [(0, 0), (0, 1), (1, 0), (1, 1)]:
         a = rng.standard_normal((k, m) if left else (m, k), dtype=np.float32)
         b = rng.standard_normal((n, k) if right else (k, n), dtype=np.float32)
@@ -54,9 +57,11 @@ def fresh(code: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_products_of_every_form_go_through_openblas_and_agree_with_numpy() -> None:
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_products_of_every_form_go_through_openblas_and_agree_with_numpy(threads: int) -> None:
     seen = fresh(
-        "import json\nfrom mlxcel_nb.models import blas\nreport = blas.load_fast_blas(1)\nbefore = blas.products()\n"
+        f"import json\nfrom mlxcel_nb.models import blas\nreport = blas.load_fast_blas({threads})\n"
+        "before = blas.products()\n"
         + PRODUCTS
         + "print(json.dumps({'report': report.to_dict(), 'before': before, 'after': blas.products(), 'worst': worst}))"
     )
@@ -69,7 +74,7 @@ def test_products_of_every_form_go_through_openblas_and_agree_with_numpy() -> No
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_s_product_is_the_same_to_the_bit_whatever_rows_are_beside_it(threads: int) -> None:
-    """On one thread, where the forwarder makes products of few rows; on two OpenBLAS makes all of several rows."""
+    """The forwarder makes products of few rows; of the larger matrix, with the help of a second thread."""
     code = """
 import json, numpy as np
 from mlxcel_nb.models import blas
@@ -77,15 +82,42 @@ blas.load_fast_blas({threads})
 import mlx.core as mx
 mx.set_default_device(mx.cpu)
 rng = np.random.default_rng(1)
-a, b = (mx.array(rng.standard_normal(shape, dtype=np.float32)) for shape in ((12, 579), (130, 579)))
-alone = [np.array(a[row : row + 1] @ b.T) for row in range(12)]
-worst = [float(np.abs(np.array(a[:m] @ b.T) - np.concatenate(alone[:m])).max()) for m in range(1, 13)]
+worst = []
+for columns in 130, 1300:
+    a, b = (mx.array(rng.standard_normal(shape, dtype=np.float32)) for shape in ((12, 579), (columns, 579)))
+    for right in b.T, b.T + 0:  # as it lies, and as it is written
+        alone = [np.array(a[row : row + 1] @ right) for row in range(12)]
+        worst += [float(np.abs(np.array(a[:m] @ right) - np.concatenate(alone[:m])).max()) for m in range(1, 13)]
 print(json.dumps(worst))
 """
     worst = fresh(code.replace("{threads}", str(threads)))
     assert max(worst) < 1e-4
-    if threads == 1 and makes_few_rows():
-        assert worst == [0.0] * 12
+    if makes_few_rows():
+        assert worst[:12] == worst[24:36] == [0.0] * 12
+
+
+def test_two_that_ask_at_once_both_get_their_products() -> None:
+    """Threads of two of MLX's streams: one has the helpers, the other one makes its product without."""
+    code = """
+import json, threading, numpy as np
+from mlxcel_nb.models import blas
+blas.load_fast_blas(3)
+import mlx.core as mx
+rng = np.random.default_rng(2)
+worst = []
+def work():
+    stream = mx.new_stream(mx.cpu)
+    for m in range(1, 200):
+        a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((1 + m % 32, 300), (900, 300)))
+        got = mx.matmul(mx.array(a), mx.array(b).T, stream=stream)
+        worst.append(float(np.abs(np.array(got) - a @ b.T).max()))
+threads = [threading.Thread(target=work) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(json.dumps([len(worst), max(worst)]))
+"""
+    count, worst = fresh(code)
+    assert count == 3 * 199 and worst < 1e-3
 
 
 def makes_few_rows() -> bool:

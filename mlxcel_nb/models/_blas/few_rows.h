@@ -1,10 +1,11 @@
-/* Products of a few rows by the transpose of a large matrix, which is what a decode step is made of.
+/* Products of a few rows by the transpose of a large matrix, which is what a decode step is made of, and by a matrix as
+ * it is, which is how attention adds up values.
  *
  * sgemm packs the matrix before it multiplies; with so few rows that takes longer than the product. Here BESIDE rows of
  * the matrix at a time are read from where they are, once from memory, and multiplied by all the rows there are. An
  * element is the same whatever stands beside it: its sum goes in the same order for one row and for many.
  *
- * Included once for each instruction set, with FEW the function's name, WIDTH the floats of a register, and BESIDE how
+ * Included once for each instruction set, with FEW the function's name (and FEW_plain, by a matrix as it is), WIDTH the floats of a register, and BESIDE how
  * many rows of the matrix go together (4 x BESIDE sums are kept in registers).
  *
  * SPDX-License-Identifier: Apache-2.0
@@ -16,6 +17,8 @@
 #define TILE PASTE(FEW, _tile)
 
 #define SUM PASTE(FEW, _sum)
+#define PLAIN PASTE(FEW, _plain)
+#define PLAIN_TILE PASTE(FEW, _plain_tile)
 
 typedef float VEC __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
@@ -92,9 +95,56 @@ static void FEW(int m, int n, int k, float alpha, const float *a, long lda, cons
         for (int i = 0; i < m; i++) TILE(1, 1, 0, k, alpha, a + i * lda, lda, b, ldb, beta, c + i * ldc, ldc);
 }
 
+/* R rows and C registers of c: each row of b is read once for R rows of a. */
+static inline __attribute__((always_inline)) void PLAIN_TILE(const int R, const int C, int k, float alpha,
+                                                             const float *a, long lda, const float *b, long ldb,
+                                                             float beta, float *c, long ldc) {
+    VEC sums[4][4];
+#pragma GCC unroll 4
+    for (int i = 0; i < R; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) sums[i][j] = (VEC){0};
+    for (int p = 0; p < k; p++, b += ldb) {
+        VEC y[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) y[j] = *(const VEC *)(b + j * WIDTH);
+#pragma GCC unroll 4
+        for (int i = 0; i < R; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < C; j++) sums[i][j] += a[i * lda + p] * y[j];
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < R; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) {
+            VEC *to = (VEC *)(c + i * ldc + j * WIDTH);
+            VEC sum = alpha * sums[i][j];
+            if (beta != 0) sum += beta * *to; /* else it may be anything */
+            *to = sum;
+        }
+}
+
+/* n is a multiple of WIDTH. */
+static void PLAIN(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb, float beta,
+                  float *c, long ldc) {
+    for (int j = 0; j < n; j += 4 * WIDTH, b += 4 * WIDTH, c += 4 * WIDTH)
+        for (int i = 0; i < m; i += 4) {
+            const float *rows = a + i * lda;
+            float *to = c + i * ldc;
+#define ROWS(C)                                                                              if (m - i == 1) PLAIN_TILE(1, C, k, alpha, rows, lda, b, ldb, beta, to, ldc);            else if (m - i == 2) PLAIN_TILE(2, C, k, alpha, rows, lda, b, ldb, beta, to, ldc);       else if (m - i == 3) PLAIN_TILE(3, C, k, alpha, rows, lda, b, ldb, beta, to, ldc);       else PLAIN_TILE(4, C, k, alpha, rows, lda, b, ldb, beta, to, ldc)
+            if (n - j >= 4 * WIDTH) { ROWS(4); }
+            else if (n - j >= 3 * WIDTH) { ROWS(3); }
+            else if (n - j >= 2 * WIDTH) { ROWS(2); }
+            else { ROWS(1); }
+#undef ROWS
+        }
+}
+
 #undef VEC
 #undef TILE
 #undef SUM
+#undef PLAIN
+#undef PLAIN_TILE
 #undef FEW
 #undef WIDTH
 #undef BESIDE

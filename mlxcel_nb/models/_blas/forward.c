@@ -5,14 +5,15 @@
  * binary serves glibc and musl: Python looks the four functions up in the fast library and passes them to
  * mlxcel_blas_bind, which must be called before the first product.
  *
- * Products of a few rows are made here (few_rows.h), as long as one thread makes them. Else one of a single row is a
- * matrix by a vector: sgemv reads the matrix once, where sgemm packs it first.
+ * Products of a few rows are made here (few_rows.h), large ones by several threads (helpers.h) if Python has started
+ * them. Where this processor has no instructions for that, one of a single row is a matrix by a vector: sgemv reads the
+ * matrix once, where sgemm packs it first.
  *
  * To rebuild both binaries, in the repository's root: `make shim` (Debian: gcc and gcc-aarch64-linux-gnu), which runs
  *   $ARCH-linux-gnu-gcc -O2 -shared -fPIC -nostdlib -fno-stack-protector -fno-asynchronous-unwind-tables \
  *       -fvisibility=hidden -Wl,--build-id=none,-s,-z,norelro,-z,noseparate-code,--hash-style=gnu,-soname,mlxcel-forward \
  *       -o forward-$ARCH.so forward.c
- * for x86_64 and aarch64. The result does not depend on the time or the folder.
+ * for x86_64 and, with -mno-outline-atomics, aarch64. The result does not depend on the time or the folder.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -32,7 +33,12 @@ static unsigned long calls;
 
 typedef void (*few_t)(int, int, int, float, const float *, long, const float *, long, float, float *, long);
 
-static few_t few; /* null where this processor has no instructions for it */
+#include "helpers.h"
+
+enum { WORTH_HELP = 1 << 17 }; /* elements of the matrix, some 40 us: as long as it takes to wake somebody */
+
+static few_t few, few_plain; /* null where this processor has no instructions for it */
+static int width;
 static int threads;
 static int few_rows; /* more are faster by sgemm */
 
@@ -62,10 +68,10 @@ static void choose_few(void) {
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); /* registers that the system saves */
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
     if ((b & bit_AVX512F) && (low & 0xe6) == 0xe6) {
-        few = few_avx512;
+        few = few_avx512, few_plain = few_avx512_plain, width = 16;
         few_rows = 32;
     } else if (fma && (b & bit_AVX2) && (low & 6) == 6) {
-        few = few_avx2;
+        few = few_avx2, few_plain = few_avx2_plain, width = 8;
         few_rows = 12;
     }
 }
@@ -76,7 +82,7 @@ static void choose_few(void) {
 #include "few_rows.h"
 
 static void choose_few(void) {
-    few = few_neon;
+    few = few_neon, few_plain = few_neon_plain, width = 4;
     few_rows = 12; /* not measured */
 }
 #else
@@ -94,8 +100,11 @@ EXPORT void mlxcel_blas_bind(sgemm_t s, dgemm_t d, cgemm_t c, sgemv_t v) {
     choose_few();
 }
 
-/* How many threads the library uses. */
+/* How many threads the library uses, and products of few rows. */
 EXPORT void mlxcel_blas_threads(int count) { threads = count; }
+
+/* Help with large products of few rows: for threads that have nothing else to do, for it does not return. */
+EXPORT void mlxcel_blas_help(void) { help(); }
 
 /* Products forwarded so far: how a test or `status` sees that MLX really comes this way. */
 EXPORT unsigned long mlxcel_blas_calls(void) { return __atomic_load_n(&calls, __ATOMIC_RELAXED); }
@@ -105,9 +114,19 @@ static void count(void) { __atomic_store_n(&calls, __atomic_load_n(&calls, __ATO
 EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                         const float *b, int ldb, float beta, float *c, int ldc) {
     count();
-    if (few && threads == 1 && alpha != 0 && order == ROW_MAJOR && ta == NO_TRANS && tb == TRANS && m > 0 && m <= few_rows && k > 0) {
-        few(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    int rows = order == ROW_MAJOR && ta == NO_TRANS && alpha != 0 && m > 0 && m <= few_rows && k > 0;
+    if (few && rows && tb == NO_TRANS && n > 0 && n % width == 0 && (long)n * k < WORTH_HELP) {
+        few_plain(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
+    }
+    if (few && rows && tb == TRANS) {
+        if (threads == 1 || (long)n * k < WORTH_HELP) {
+            few(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+            return;
+        }
+        int columns = (PIECE / k + 8) & ~7;
+        job_t asked = {few, m, n, k, columns, threads - 1, alpha, beta, a, b, c, lda, ldb, ldc};
+        if (helpers && make_together(&asked)) return;
     }
     if (sgemv && order == ROW_MAJOR && m == 1 && k > 0 && (tb == NO_TRANS || tb == TRANS)) {
         /* c[n] = alpha * op(b)' a + beta * c; the row of a is contiguous, or a column with stride lda. */
