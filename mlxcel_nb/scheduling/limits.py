@@ -29,7 +29,8 @@ class Limits:
             forward of its own.
         padded: whether rows of a group take as much as its longest; else each takes its own.
         kept: share of each room that kept blocks take at most; they give way to sequences anyway.
-        gap: a stream's time from token to token may grow to about this many times its idle one while prompts are read.
+        gap: a stream's time from token to token may grow to about this many times its idle one while prompts are read;
+            0 for 2 where steps are mixed, and else 2.25, since a chunk by itself takes the time to read the weights.
     """
 
     rooms: tuple[tuple[Room, ...], ...]
@@ -45,12 +46,18 @@ class Limits:
     mixed: bool = False
     padded: bool = True
     kept: float = 0.5
-    gap: float = 2.0
+    gap: float = 0.0
 
     def __post_init__(self) -> None:
         counts = (self.stages, self.max_rows, self.max_waiting, self.max_waiting_tokens, self.chunk)
         assert self.rooms and all(self.rooms), "every home is on some node"
-        assert min(counts) >= 1 and min(self.context, self.micro_batches, self.in_flight) >= 0 and self.gap > 1
+        assert min(counts) >= 1 and min(self.context, self.micro_batches, self.in_flight) >= 0
+        assert self.slowdown > 1
+
+    @property
+    def slowdown(self) -> float:
+        """The `gap` that counts."""
+        return self.gap or (2.0 if self.mixed else 2.25)
 
     @property
     def homes(self) -> int:

@@ -35,7 +35,7 @@ class Pace:
     """Chunk lengths of one instance.
 
     Args:
-        gap, mixed: see `Limits`.
+        gap: `Limits.slowdown`. mixed: see `Limits`.
         most: tokens that a step reads.
     """
 

@@ -62,7 +62,7 @@ class Scheduler:
         self.limits = limits
         self.preemptions = 0
         """How often a sequence was put back, so far."""
-        self._pace = Pace(limits.gap, limits.chunk, mixed=limits.mixed)
+        self._pace = Pace(limits.slowdown, limits.chunk, mixed=limits.mixed)
         self._waiting = Waiting()
         self._flying: deque[Flight] = deque()
         self._numbers = itertools.count()
