@@ -198,7 +198,7 @@ def _stops(given: Any) -> tuple[str, ...]:
     if not isinstance(stops, Sequence) or not all(isinstance(s, str) and s for s in stops):
         raise RequestError("stop must be non-empty strings")
     if len(stops) > MAX_STOPS:
-        raise RequestError(f"{len(stops)} stop strings, at most {MAX_STOPS} are allowed")
+        raise RequestError(f"stop has {len(stops)} strings, at most {MAX_STOPS} are allowed")
     return tuple(stops)
 
 
@@ -208,7 +208,7 @@ def _stop_ids(given: Any) -> tuple[int, ...]:
     ):
         raise RequestError("stop_token_ids must be token ids, whole numbers from 0")
     if len(given) > MAX_STOP_IDS:
-        raise RequestError(f"{len(given)} stop_token_ids, at most {MAX_STOP_IDS} are allowed")
+        raise RequestError(f"stop_token_ids has {len(given)} ids, at most {MAX_STOP_IDS} are allowed")
     return tuple(sorted(set(given)))
 
 

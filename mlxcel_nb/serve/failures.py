@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import MlxcelError
+from mlxcel_nb.models.params import SamplingParams
 
 BUSY_RETRY_S = 1
 """When a queue is full: some request of it has ended by then."""
@@ -79,13 +81,25 @@ def stopping() -> ApiError:
 def of(error: MlxcelError) -> ApiError:
     """What an error of the cluster is to a caller of the API."""
     if isinstance(error, errors.RequestError | errors.ConfigError):
-        return refused(str(error), code=error.code)
+        return refused(str(error), _field(error), code=error.code)
     if isinstance(error, errors.Busy):
         return ApiError(429, str(error), code=error.code, retry_s=BUSY_RETRY_S)
     if isinstance(error, _AWAY):
         return away(str(error), code=error.code)
     return ApiError(500, str(error), code=error.code)
 
+
+def _field(error: MlxcelError) -> str | None:
+    """The field of a request that an error is about: those of sampling begin with its name."""
+    return _FIELDS.get(error.cause.split(" ", 1)[0])
+
+
+_FIELDS = {
+    **{field.name: field.name for field in dataclasses.fields(SamplingParams)},
+    "json_schema": "response_format",
+    "json_object": "response_format",
+}
+"""The API's names of what the engine calls otherwise."""
 
 _AWAY = (
     errors.PeerLost,

@@ -130,6 +130,12 @@ def test_a_field_that_nobody_knows_is_refused_with_the_nearest_that_is_known() -
         ({"stream_options": {}}, "stream_options"),
         ({"model": 5}, "model"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop": ["x"] * 100}, "stop"),
+        ({"regex": ""}, "regex"),
+        ({"regex": "a+", "grammar": "start: A"}, "regex"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
@@ -260,3 +266,8 @@ def test_callers_are_told_apart_by_address_and_user_and_neither_is_shown() -> No
     seen = [caller("10.0.0.1"), caller("10.0.0.2"), caller("10.0.0.1", user="ann"), caller("10.0.0.1", user=7)]
     assert len({*seen}) == 3 and seen[0] == seen[3]
     assert not any("ann" in each or each[:2] == "10" for each in seen)
+
+
+def test_what_the_engine_calls_otherwise_has_the_name_of_the_api() -> None:
+    large = {"type": "json_schema", "json_schema": {"schema": {"x": "y" * 10**6}}}
+    assert refusal(chat, response_format=large)[:2] == (400, "response_format")
