@@ -169,6 +169,13 @@ def compare(
     }
 
 
+def found(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as it is found, on standard error: a benchmark of many minutes shows how far it is, and loses nothing."""
+    cells = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+    print("found: " + ", ".join(cells), file=sys.stderr, flush=True)
+    return row
+
+
 def modes(values: Sequence[float]) -> list[tuple[float, float]]:
     """Median and share of each of the two groups that `values` fall into, by the cut that parts their logarithms best
     (Otsu's); one group where the two lie less than a factor of 2 apart or one of them is next to nothing.

@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.harness import PAIRS, REPO, compare, goal, percentile
+from benchmarks.harness import PAIRS, REPO, compare, found, goal, percentile
 
 MODEL = "smollm2-135m"
 PROMPT = 128
@@ -190,12 +190,12 @@ def disturbed(server: Server, prompts: Prompts) -> dict[str, float]:
 
 def evenness(server: Server, prompts: Prompts, times: int) -> dict[str, Any]:
     """The row of `disturbed`."""
-    found = [disturbed(server, prompts) for _ in range(times)]
-    ratios = [each["p99"] / each["idle"] for each in found]
+    runs = [disturbed(server, prompts) for _ in range(times)]
+    ratios = [each["p99"] / each["idle"] for each in runs]
     ratio = statistics.median(ratios)
     return {
         "figure": f"p99 gap of a stream while {LONG} tokens are read : its idle gap",
-        "ours": statistics.median(each["p99"] for each in found), "mlx_lm": "",
+        "ours": statistics.median(each["p99"] for each in runs), "mlx_lm": "",
         "ratio": ratio, "low": min(ratios), "high": max(ratios), **goal(ratio, at_most=2.5),
     }  # fmt: skip
 
@@ -230,9 +230,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                     ]
                     row = compare("output_tokens_per_s", ("ours", "mlx_lm"), runs)
                     what = f"{count} at once, {layout}, against mlx_lm.server with {name} BLAS"
-                    rows.append({**row, "figure": what, **goal(row["ratio"], at_least=least)})
+                    rows.append(found({**row, "figure": what, **goal(row["ratio"], at_least=least)}))
                 if not options:
-                    rows.append(evenness(server, prompts, pairs))
+                    rows.append(found(evenness(server, prompts, pairs)))
     return {
         "what": f"{MODEL}, float32, over HTTP; {PROMPT} tokens in, {output} out; output tokens a second, all together",
         "figures": rows,
