@@ -93,8 +93,11 @@ def _start_helpers(forwarder: ctypes.CDLL, count: int) -> None:
     """So many threads that help with products of few rows and sleep in between. They are never ended, only left out."""
     while len(_helpers) < count:
         helper = threading.Thread(target=forwarder.mlxcel_blas_help, name=f"blas-{len(_helpers) + 1}", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # no more threads here: products are made by those there are
+            return
         _helpers.append(helper)
-        helper.start()
 
 
 def products() -> int | None:
@@ -156,6 +159,8 @@ def _use(path: str, prefix: str) -> BlasReport:
         reason = f"no forwarder for {_machine()}: products of few rows are slower"
     else:
         shim.mlxcel_blas_bind(*calls)
+        if hasattr(os, "register_at_fork"):  # the helpers are not in the child
+            os.register_at_fork(after_in_child=lambda: shim.mlxcel_blas_threads(1))
         _forwarder = shim
     _openblas = (library, prefix)
     return BlasReport(_describe(library, prefix), path, 0, reason)

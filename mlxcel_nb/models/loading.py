@@ -31,6 +31,7 @@ from mlxcel_nb.models import (
     untested,
 )
 from mlxcel_nb.models.memory import MemoryRoom, room
+from mlxcel_nb.models.mixing_table import LAZY
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
 from mlxcel_nb.models.sharding import expert_parallel, vocabulary
@@ -118,6 +119,7 @@ def load_part(
     name = architecture.module_name(config)
     one_by_one = batching_rows.why_not(model, name)
     mixes = not one_by_one and part.ep_size == 1 and mixing.can_mix(model, name)
+    lazy = part.ep_size == 1 and name in LAZY
     remarks = [*stages.check_stages(skeleton, name, part), *untested.of_ranks(name, part)]
     check_tp(config, part.tp_size)
     tensor_plan = sharding.plan(model, config, part, groups=weights.group, experts=experts)
@@ -171,6 +173,7 @@ def load_part(
         dispatch=dispatch,
         one_by_one=one_by_one,
         mixes=mixes,
+        lazy=lazy,
         angles=angles,
         kv_heads=tensor_plan.kv_heads,
     )

@@ -19,6 +19,9 @@ MIXED: frozenset[str] = frozenset({
 })  # fmt: skip
 """By the file of mlx-lm's that has the model. A file whose layers another one uses has to be here as well."""
 
+LAZY = MIXED - {"dbrx"}
+"""Of these a test proves that their code evaluates nothing while a forward is built. dbrx looks at its experts."""
+
 _POSITIONS = "its attention computes with the mask, to which it adds what positions alone score"
 _TWICE = "it runs its layers twice, with a cache for each time"
 _BORROWED = "late layers read keys and values in an earlier one's cache"

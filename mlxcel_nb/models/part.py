@@ -32,6 +32,7 @@ class LoadedPart:
         kv_heads: layer -> the share of its keys and values that this rank keeps; of layers not named, all.
         one_by_one: why several sequences take a forward each; empty where one does for all of them.
         mixes: prompts can be read in the forward in which others decode (`mixing.Mixture`); on all ranks alike.
+        lazy: its code looks at no numbers while a forward is built.
         angles: of rotary positions, of the forward at hand.
     """
 
@@ -46,6 +47,7 @@ class LoadedPart:
     dispatch: Dispatch | None = None
     one_by_one: str = ""
     mixes: bool = False
+    lazy: bool = False
     angles: Sequence[Angles] = ()
     kv_heads: Mapping[int, KvShare] = field(default_factory=dict)
 

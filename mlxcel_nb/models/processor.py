@@ -73,14 +73,16 @@ def attention(
 
     Args:
         queries: (B, H, L, D). keys: (B, K, S, D). values: (B, K, S, any).
-        mask: "causal", what is seen (bool) or what is added to scores, of a shape that broadcasts to (B, H, L, S).
+        mask: "causal", what is seen (bool) or what is added to scores, of a shape that broadcasts to (B, H, L, S). Keys
+            that are hidden are numbers all the same.
         sinks: of each head; left to MLX, as is what is small, not in float32, or on a GPU.
 
     Returns:
         (B, H, L, any).
     """
     (batch, heads, length, _), (_, kv_heads, past, _) = queries.shape, keys.shape
-    if sinks is not None or not _worth_it(batch * heads * length * past, queries):
+    unknown = sinks is not None or (isinstance(mask, str) and (mask != "causal" or length > past))
+    if unknown or not _worth_it(batch * heads * length * past, queries):
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     shared = heads // kv_heads  # heads of queries over the same keys, whose scores are one product
     queries = (queries * (scale * LOG2_E)).reshape(batch, kv_heads, shared, length, -1)

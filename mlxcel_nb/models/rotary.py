@@ -29,8 +29,8 @@ class Angles:
     def of(self, offset: int | mx.array, length: int) -> Angled:
         """Angles of `length` tokens, at a position or, for B sequences, at (B,).
 
-        An array is known again by being the same object, which is why all is forgotten after each forward: some of
-        mlx-lm's are counted up in place.
+        An array is known again by being the same object, whose numbers may be others in another forward: all is
+        forgotten after each. Nothing counts one up in place between two layers.
         """
         if self._latest is not None:
             known, of_length, angled = self._latest
@@ -53,27 +53,27 @@ class Angles:
         return mx.concatenate([cosines, cosines], axis=-1), mx.concatenate([-sines, sines], axis=-1)
 
 
-class Rotary(nn.Module):
-    """What `nn.RoPE` does, in halves and in float32.
+class Rotary(nn.RoPE):
+    """An `nn.RoPE` that turns in halves, faster in float32.
 
     Args:
-        original: how it turns; left to it is everything else.
+        rope: how it turns.
         angles: of all that turn like it.
     """
 
-    def __init__(self, original: nn.RoPE, angles: Angles) -> None:
-        super().__init__()
-        self._original, self._angles, self._dims = original, angles, original.dims
+    def __init__(self, rope: nn.RoPE, angles: Angles) -> None:
+        super().__init__(rope.dims, rope.traditional, rope.base, rope.scale)
+        self._angles = angles
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """Turn `x`, (B, H, L, D) with D at least `dims`."""
         if x.ndim != 4 or x.dtype != mx.float32:
-            return self._original(x, offset=offset)  # type: ignore[arg-type]  # an array will do
-        (cosines, sines), half = self._angles.of(offset, x.shape[-2]), self._dims // 2
-        turning = x[..., : self._dims] if x.shape[-1] > self._dims else x
+            return super().__call__(x, offset=offset)  # type: ignore[arg-type]  # an array will do
+        (cosines, sines), half = self._angles.of(offset, x.shape[-2]), self.dims // 2
+        turning = x[..., : self.dims] if x.shape[-1] > self.dims else x
         swapped = mx.concatenate([turning[..., half:], turning[..., :half]], axis=-1)
         turned = turning * cosines + swapped * sines
-        return mx.concatenate([turned, x[..., self._dims :]], axis=-1) if x.shape[-1] > self._dims else turned
+        return mx.concatenate([turned, x[..., self.dims :]], axis=-1) if x.shape[-1] > self.dims else turned
 
 
 def stand_in(model: Any) -> list[Angles]:

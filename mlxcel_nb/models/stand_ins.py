@@ -1,7 +1,7 @@
 """What stands where attention, gates and positions of mlx-lm's did: ours, for a processor and for mixed steps.
 
-mlx-lm's models call both by a name in their own file, which is where they are replaced; rotary positions are modules of
-the model's own. Nothing else of mlx-lm's or of MLX's is touched. For the MLX thread.
+mlx-lm's models call both by a name in their own file, which is where they are replaced, for all models of this process;
+rotary positions are modules of the model's own. Nothing else of mlx-lm's or of MLX's is touched. For the MLX thread.
 """
 
 from __future__ import annotations
@@ -47,13 +47,19 @@ def files_of(model: Any) -> list[ModuleType]:
 
 
 def stand_in(model: Any) -> list[Angles]:
-    """Put ours into the model's files and modules; what is to be forgotten after each forward."""
-    from mlx_lm.models import activations
+    """Put ours into the model's files and modules; what is to be forgotten after each forward.
 
+    A file's own functions of these names stay.
+    """
+    from mlx_lm.models import activations, base
+
+    theirs: Callable[..., mx.array] = getattr(base, ATTENTION)
     for file in files_of(model):
-        original = getattr(file, ATTENTION, None)
-        if original is not None and not isinstance(original, Attention):
-            setattr(file, ATTENTION, Attention(original))
+        if getattr(file, ATTENTION, None) is theirs:
+            setattr(file, ATTENTION, Attention(theirs))
+    if device.kind() != device.CPU:
+        return []
+    for file in files_of(model):
         if getattr(file, GATE, None) is activations.swiglu:
             setattr(file, GATE, processor.swiglu)
-    return rotary.stand_in(model) if device.kind() == device.CPU else []
+    return rotary.stand_in(model)

@@ -35,8 +35,12 @@ class Collectives(Protocol):
     def gather(self, x: mx.array, widths: Sequence[int]) -> mx.array:
         """Rank 0: all tensor ranks' columns, `widths[r]` of rank r, side by side. Elsewhere only the shape is that."""
 
-    def run(self, build: Callable[[], mx.array]) -> mx.array:
-        """What `build` gives: one step of this rank's part, evaluated or not."""
+    def run(self, build: Callable[[], mx.array], *, lazy: bool = False) -> mx.array:
+        """What `build` gives: one step of this rank's part, evaluated or not.
+
+        Args:
+            lazy: `build` looks at no numbers, so that sums need not be there before it is done.
+        """
 
     def decline(self, error: MlxcelError) -> None:
         """This rank does not run the step that the fabric has begun: the others of its stage must not wait for it."""
@@ -56,8 +60,11 @@ class Own:
     def gather(self, x: mx.array, widths: Sequence[int]) -> mx.array:
         return self._fabric.gather_columns(x, widths)
 
-    def run(self, build: Callable[[], mx.array]) -> mx.array:
-        return build()
+    def run(self, build: Callable[[], mx.array], *, lazy: bool = False) -> mx.array:
+        if not lazy:
+            return build()
+        with self._fabric.deferring():
+            return build()
 
     def decline(self, error: MlxcelError) -> None:
         """Nothing to do: the others are told by the abort of the epoch."""

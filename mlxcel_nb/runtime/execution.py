@@ -111,7 +111,9 @@ class Execution:
 
     def _compute(self, work: Work, together: Group | Mixture) -> Outcome:
         for lap in range(self._part.laps):
-            y = self._collectives.run(partial(self._forward, work, together, lap))
+            on_layer = self._after_layer if self._layer_by_layer(work) else None
+            forward = partial(self._forward, work, together, lap, on_layer)
+            y = self._collectives.run(forward, lazy=self._part.lazy and on_layer is None)
             if not self._last or lap + 1 < self._part.laps:
                 for handover in y:
                     self._fabric.send_hidden([handover[name] for name in self._part.gives])
@@ -209,7 +211,13 @@ class Execution:
             self.recording.on_layer(layer, output)
         self._check()
 
-    def _forward(self, work: Work, together: Group | Mixture, lap: int) -> Any:
+    def _layer_by_layer(self, work: Work) -> bool:
+        """Whether the step is long, and looked at after each layer."""
+        return (bool(work.chunks) or self.recording is not None) and self._collectives.breakable
+
+    def _forward(
+        self, work: Work, together: Group | Mixture, lap: int, on_layer: Callable[[int, mx.array], None] | None
+    ) -> Any:
         self._check()
         x: mx.array | list[Handover]
         count = 1 if work.rows or work.mixed else work.read
@@ -217,8 +225,6 @@ class Execution:
             x = mx.array(work.tokens, dtype=mx.int32).reshape(-1, count)
         else:
             x = [self._received(together.width, count) for _ in range(together.passes)]
-        layer_by_layer = (bool(work.chunks) or self.recording is not None) and self._collectives.breakable
-        on_layer = self._after_layer if layer_by_layer else None
         if isinstance(together, Group):
             return together.forward(x, on_layer, lap=lap)
         return together.forward(x, on_layer, wanted=work.positions or (work.size - 1,), lap=lap)

@@ -6,8 +6,9 @@ breaks any of them.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -43,17 +44,20 @@ def sum_over(
         x: the result of an operation, held by nobody else; float32, float16 or bfloat16.
         spans: told how long the exchange took.
     """
-    dtype = _WIRE_NAMES[x.dtype]
-    bits = x.view(mx.uint16) if dtype == "bfloat16" else x
-    mx.eval(bits)
-    buffer = np.asarray(bits)
-    if not buffer.flags.c_contiguous:
-        return sum_over(group, tag, mx.contiguous(x), deadline=deadline, spans=spans)
+    x, buffer = _summand(x)
     began = time.monotonic()
-    group.all_reduce(tag, buffer, dtype=dtype, out=buffer, deadline=deadline)
+    group.all_reduce(tag, buffer, dtype=_WIRE_NAMES[x.dtype], out=buffer, deadline=deadline)
     if spans is not None:
         spans.note(Kind.TRANSFER, began)
     return x
+
+
+def _summand(x: mx.array) -> tuple[mx.array, np.ndarray]:
+    """`x`, or its contiguous copy, evaluated, and its memory; bfloat16 shows as uint16."""
+    bits = x.view(mx.uint16) if x.dtype == mx.bfloat16 else x
+    mx.eval(bits)
+    buffer = np.asarray(bits)
+    return (x, buffer) if buffer.flags.c_contiguous else _summand(mx.contiguous(x))
 
 
 def from_buffer(data: memoryview, dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:
@@ -93,6 +97,8 @@ class Fabric:
         self._interrupt = interrupt
         self._epoch, self._step, self._seq = 0, 0, 0
         self.exchanges = 0
+        self._deferring = False
+        self._unsettled: Callable[[], None] | None = None
         peers = {layout.rank_of(m): link for m, link in links.items() if layout.stage_of(m) == stage}
         self.ranks = peers
         self._group = Group(rank, peers, interrupt) if layout.width > 1 else None
@@ -122,12 +128,43 @@ class Fabric:
         """Sum of `x`, which is given up, over the tensor ranks of this stage: the same bits on every rank."""
         if self._group is None:
             return x
-        return sum_over(self._group, self._collective(), x, deadline=self._deadline(), spans=self.spans)
+        self.settle()
+        if not self._deferring:
+            return sum_over(self._group, self._collective(), x, deadline=self._deadline(), spans=self.spans)
+        x, buffer = _summand(x)
+        tag, began = self._collective(), time.monotonic()
+        dtype = _WIRE_NAMES[x.dtype]
+        self._unsettled = self._group.begin_all_reduce(tag, buffer, dtype=dtype, deadline=self._deadline())
+        self.spans.note(Kind.TRANSFER, began)
+        return x
+
+    @contextlib.contextmanager
+    def deferring(self) -> Iterator[None]:
+        """Sums made within are begun, and ended when the next one is asked for, or at the end.
+
+        Until then their arrays hold this rank's part, and whoever builds on them must not look: while they are on their
+        way, the graph of what follows is built.
+        """
+        self._deferring = True
+        try:
+            yield
+            self.settle()
+        finally:
+            self._deferring, self._unsettled = False, None
+
+    def settle(self) -> None:
+        """End the sum that is on its way, if there is one."""
+        if self._unsettled is not None:
+            end, self._unsettled = self._unsettled, None
+            began = time.monotonic()
+            end()
+            self.spans.note(Kind.TRANSFER, began)
 
     def all_to_all(self, buffers: Sequence[bytes]) -> Sequence[memoryview | bytes]:
         """What each rank of this stage has for this one, which has `buffers` for them; valid until the next call."""
         if self._group is None:
             return buffers
+        self.settle()
         began = time.monotonic()
         given = self._group.all_to_all(self._collective(), buffers, deadline=self._deadline())
         self.spans.note(Kind.TRANSFER, began)
@@ -144,6 +181,7 @@ class Fabric:
         """
         if self._group is None:
             return x
+        self.settle()
         tag, shape = self._collective(), x.shape[:-1]
         if self.rank:
             buffer = memoryview(as_buffer(x)).cast("B")
@@ -173,6 +211,7 @@ class Fabric:
         """
         if self._group is None:
             return [data]
+        self.settle()
         began = time.monotonic()
         deadline = began + (self.step_s if patience_s is None else patience_s)
         gathered = [bytes(each) for each in self._group.all_gather(self._collective(), data, deadline=deadline)]

@@ -108,7 +108,7 @@ class MlxCollectives:
         every = mx.distributed.all_gather(padded[None], group=self._formed.group)
         return mx.concatenate([every[rank, ..., :width] for rank, width in enumerate(widths)], axis=-1)
 
-    def run(self, build: Callable[[], mx.array]) -> mx.array:
+    def run(self, build: Callable[[], mx.array], *, lazy: bool = False) -> mx.array:  # noqa: ARG002  # its sums are, anyway
         """`build` makes the step's graph, and may fail on one rank alone; what it makes is evaluated on all or on none.
 
         Raises:

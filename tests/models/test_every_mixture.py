@@ -8,7 +8,10 @@ others and a part that rotates.
 from __future__ import annotations
 
 import copy
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from mlxcel_nb.models.batching_rows import PLAIN, ROTATING, kind_of, why_not
 from mlxcel_nb.models.catalogue.families import ENTRIES
 from mlxcel_nb.models.loading import load_part
 from mlxcel_nb.models.mixing import Mixture
-from mlxcel_nb.models.mixing_table import MIXED, UNMIXED
+from mlxcel_nb.models.mixing_table import LAZY, MIXED, UNMIXED
 from mlxcel_nb.plan.part import Part, whole
 from tests.catalogue import RUNNING, chosen
 from tests.models.batches import prefilled
@@ -54,6 +57,46 @@ def test_what_is_read_beside_others_is_equal_to_each_alone(name: str, tmp_path: 
     found["tp 2"] = max(on_ranks(folder, make_layout(n, tp=2), alone))
     found["pp 2, tp 2"] = max(on_ranks(folder, make_layout(n, tp=2, pp=2), alone, vocab_parallel=True))
     assert {split: difference for split, difference in found.items() if not difference <= EQUAL} == {}
+
+
+BUILDING = """
+import json, sys
+from mlxcel_nb.models import blas
+blas.load_fast_blas(1)
+import mlx.core as mx
+from mlxcel_nb.models.loading import load_part
+from mlxcel_nb.plan.part import whole
+mx.set_default_device(mx.cpu)
+mx.disable_compile()
+found = {}
+for name, (folder, layers) in json.load(sys.stdin).items():
+    part = load_part(folder, whole(layers))
+    cache, building, running = part.make_cache(), 0, 0
+    for length in (5, 1):
+        begin = blas.products()
+        out = part.forward(mx.arange(length)[None], cache)
+        built = blas.products()
+        mx.eval(out)
+        building, running = building + built - begin, running + blas.products() - built
+    found[name] = [part.lazy, building, running]
+print(json.dumps(found))
+"""
+"""Products that were made while forwards were built, and while they ran. They are counted where the fast BLAS is."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="products are not counted")
+def test_while_a_forward_is_built_nothing_is_evaluated(tmp_path: Path) -> None:
+    """What sums of tensor ranks rely on that are still on their way then. dbrx shows that it would be seen."""
+    names = [name for name in chosen((*STANDING, "dbrx")) if name in MIXED]
+    folders = {name: (str(catalogue.write(ENTRIES[name], tmp_path / name)), ENTRIES[name].n_layers) for name in names}
+    done = subprocess.run(
+        [sys.executable, "-c", BUILDING], input=json.dumps(folders), capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {name: made for name, (_, made, _) in found.items() if made} == {"dbrx": found["dbrx"][1]}
+    assert all(running for _, _, running in found.values())
+    assert {name for name, (lazy, _, _) in found.items() if lazy} == LAZY & set(names)
 
 
 def on_ranks(folder: Path, layout: Layout, alone: dict[int, Any], *, vocab_parallel: bool = False) -> list[float]:

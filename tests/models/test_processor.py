@@ -99,3 +99,12 @@ def test_what_is_not_in_float32_is_left_to_mlx(dtype: mx.Dtype) -> None:
     x = mx.random.normal((1, 4, 64, 32)).astype(dtype)
     assert processor.attention(x, x, x, scale=0.2, mask="causal").dtype == dtype
     assert processor.swiglu(mx.random.normal((100, 100)).astype(dtype), mx.ones((100, 100), dtype)).dtype == dtype
+
+
+def test_what_is_not_asked_for_by_any_cache_is_mlx_s_to_judge() -> None:
+    queries, keys = mx.random.normal((1, 4, 300, 16)), mx.random.normal((1, 4, 200, 16))
+    more = processor.attention(queries, keys, keys, scale=0.25, mask="causal")  # more queries than keys
+    right = mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=0.25, mask="causal")
+    assert mx.allclose(more, right, equal_nan=True).item()
+    with pytest.raises(ValueError, match="mask"):
+        processor.attention(queries, queries, queries, scale=0.25, mask="none")

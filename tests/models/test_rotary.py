@@ -83,4 +83,6 @@ def test_it_stands_where_a_model_turns_in_halves() -> None:
     first, second = model.layers
     assert isinstance(first.rope, Rotary) and isinstance(first.other, Rotary) and isinstance(second.rope, Rotary)
     assert type(first.pairs) is nn.RoPE
+    assert (first.other.dims, first.other.base, first.other.scale) == (8, 5.0, 1.0)
+    assert not stand_in(model), "ours stay as they are"
     assert first.rope._angles is second.rope._angles is not first.other._angles

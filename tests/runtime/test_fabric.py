@@ -1,4 +1,4 @@
-"""Logits put side by side on the rank that samples, over two ranks' own link."""
+"""Logits put side by side on the rank that samples, and sums that are ended late, over two ranks' own link."""
 
 from __future__ import annotations
 
@@ -68,3 +68,41 @@ def test_a_step_that_was_left_is_told_apart(ranks: list[Fabric]) -> None:
         ranks[1].gather_columns(columns(2, 10, mx.float32), WIDTHS)
 
     assert both(rank_0, rank_1)[0] == [[0, 1, 2, 10, 11], [3, 4, 5, 12, 13]]
+
+
+def chained(fabric: Fabric, length: int, dtype: mx.Dtype) -> mx.array:
+    """Three sums, each built on the one before, and columns of the last."""
+    x = mx.full((1, 1, length), fabric.rank + 1.0, dtype)
+    for _ in range(3):
+        x = fabric.all_reduce(x * 2 + fabric.rank)
+    return fabric.gather_columns(x[..., :2] + 1, (2, 2))
+
+
+@pytest.mark.parametrize("length", [3, 100_000])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_a_sum_that_is_still_on_its_way_can_be_built_upon(ranks: list[Fabric], length: int, dtype: mx.Dtype) -> None:
+    def late(fabric: Fabric) -> Any:
+        with fabric.deferring():
+            found = chained(fabric, length, dtype)
+        return found.astype(mx.float32).tolist()
+
+    def at_once(fabric: Fabric) -> Any:
+        fabric.begin_step(1, 1)
+        return chained(fabric, length, dtype).astype(mx.float32).tolist()
+
+    for how in (late, at_once):
+        assert both(lambda: how(ranks[0]), lambda: how(ranks[1]))[0] == [[[118.0] * 4]]  # noqa: B023
+    assert ranks[0].exchanges == ranks[1].exchanges == 8
+
+
+def test_a_sum_of_a_step_that_fails_is_not_waited_for(ranks: list[Fabric]) -> None:
+    def rank(fabric: Fabric) -> Any:
+        with pytest.raises(ZeroDivisionError), fabric.deferring():
+            fabric.all_reduce(mx.array([1.0, fabric.rank]))
+            raise ZeroDivisionError
+        fabric.begin_step(2, 0)
+        with fabric.deferring():
+            total = fabric.all_reduce(mx.array([4.0, fabric.rank]))
+        return total.tolist()
+
+    assert both(lambda: rank(ranks[0]), lambda: rank(ranks[1])) == [[8.0, 1.0]] * 2

@@ -3,7 +3,7 @@
  *
  * sgemm packs the matrix before it multiplies; with so few rows that takes longer than the product. Here BESIDE rows of
  * the matrix at a time are read from where they are, once from memory, and multiplied by all the rows there are. An
- * element is the same whatever stands beside it: its sum goes in the same order for one row and for many.
+ * element is the same whatever stands beside it: its sum goes in the same order for one row and for as many as come here.
  *
  * Included once for each instruction set, with FEW the function's name (and FEW_plain, by a matrix as it is), WIDTH the floats of a register, and BESIDE how
  * many rows of the matrix go together (4 x BESIDE sums are kept in registers).

@@ -5,8 +5,7 @@
  * binary serves glibc and musl: Python looks the four functions up in the fast library and passes them to
  * mlxcel_blas_bind, which must be called before the first product.
  *
- * Products of a few rows are made here (few_rows.h), large ones by several threads (helpers.h) if Python has started
- * them. Where this processor has no instructions for that, one of a single row is a matrix by a vector: sgemv reads the
+ * Products of a few rows are made here (few_rows.h), large ones by several threads (helpers.h) that Python starts. Where this processor has no instructions for that, one of a single row is a matrix by a vector: sgemv reads the
  * matrix once, where sgemm packs it first.
  *
  * To rebuild both binaries, in the repository's root: `make shim` (Debian: gcc and gcc-aarch64-linux-gnu), which runs
@@ -101,7 +100,7 @@ EXPORT void mlxcel_blas_bind(sgemm_t s, dgemm_t d, cgemm_t c, sgemv_t v) {
 }
 
 /* How many threads the library uses, and products of few rows. */
-EXPORT void mlxcel_blas_threads(int count) { threads = count; }
+EXPORT void mlxcel_blas_threads(int count) { __atomic_store_n(&threads, count, __ATOMIC_RELAXED); }
 
 /* Help with large products of few rows: for threads that have nothing else to do, for it does not return. */
 EXPORT void mlxcel_blas_help(void) { help(); }
@@ -120,13 +119,11 @@ EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float al
         return;
     }
     if (few && rows && tb == TRANS) {
-        if (threads == 1 || (long)n * k < WORTH_HELP) {
+        int wanted = __atomic_load_n(&threads, __ATOMIC_RELAXED) - 1, columns = (PIECE / k + 8) & ~7;
+        job_t asked = {few, m, n, k, columns, wanted, alpha, beta, a, b, c, lda, ldb, ldc};
+        if (wanted < 1 || (long)n * k < WORTH_HELP || !make_together(&asked))
             few(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-            return;
-        }
-        int columns = (PIECE / k + 8) & ~7;
-        job_t asked = {few, m, n, k, columns, threads - 1, alpha, beta, a, b, c, lda, ldb, ldc};
-        if (helpers && make_together(&asked)) return;
+        return;
     }
     if (sgemv && order == ROW_MAJOR && m == 1 && k > 0 && (tb == NO_TRANS || tb == TRANS)) {
         /* c[n] = alpha * op(b)' a + beta * c; the row of a is contiguous, or a column with stride lda. */

@@ -1,6 +1,6 @@
 /* Threads that help to make a product: each takes pieces of its columns until none is left.
  *
- * Nobody waits for a helper that is late: whoever asked for the product takes pieces too, and has made it alone if
+ * Nobody waits for a helper that has not begun: whoever asked for the product takes pieces too, and has made it alone if
  * need be. A helper that has nothing to do spins for a moment, since the next product of a step comes soon, then sleeps
  * in the kernel. Python starts the threads (`mlxcel_blas_help`), which never come back; there is no libc here.
  *
@@ -46,9 +46,10 @@ static int asking;  /* somebody's product is being made */
 static int turn;    /* counts jobs; what helpers sleep on */
 static int open_;   /* there are pieces to take */
 static int taken;   /* columns */
+static int places;  /* of the job's helpers, that have been given away */
 static int at_work; /* helpers that may be looking at the job */
 static int sleepers;
-static int helpers;
+static int helpers; /* all that there are */
 
 static void take_pieces(void) {
     for (;;) {
@@ -63,7 +64,7 @@ static void take_pieces(void) {
 static int make_together(const job_t *asked) {
     if (__atomic_exchange_n(&asking, 1, __ATOMIC_SEQ_CST)) return 0;
     job = *asked;
-    taken = 0;
+    taken = places = 0;
     __atomic_store_n(&open_, 1, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&turn, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&sleepers, __ATOMIC_SEQ_CST)) system_call(SYS_FUTEX, &turn, WAKE_PRIVATE, job.wanted, 0);
@@ -78,7 +79,8 @@ static int make_together(const job_t *asked) {
 }
 
 static void help(void) {
-    int index = __atomic_fetch_add(&helpers, 1, __ATOMIC_SEQ_CST), seen = 0;
+    int seen = 0;
+    __atomic_fetch_add(&helpers, 1, __ATOMIC_SEQ_CST);
     for (;;) {
         for (int spun = 0; __atomic_load_n(&turn, __ATOMIC_SEQ_CST) == seen && spun < SPINS; spun++) pause_a_bit();
         __atomic_fetch_add(&sleepers, 1, __ATOMIC_SEQ_CST);
@@ -86,7 +88,8 @@ static void help(void) {
         __atomic_fetch_sub(&sleepers, 1, __ATOMIC_SEQ_CST);
         seen = __atomic_load_n(&turn, __ATOMIC_SEQ_CST);
         __atomic_fetch_add(&at_work, 1, __ATOMIC_SEQ_CST);
-        if (__atomic_load_n(&open_, __ATOMIC_SEQ_CST) && index < job.wanted) take_pieces();
+        if (__atomic_load_n(&open_, __ATOMIC_SEQ_CST) && __atomic_fetch_add(&places, 1, __ATOMIC_RELAXED) < job.wanted)
+            take_pieces();
         __atomic_fetch_sub(&at_work, 1, __ATOMIC_SEQ_CST);
     }
 }

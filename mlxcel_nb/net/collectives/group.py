@@ -7,7 +7,7 @@ notices first tells the others, and those who only ran out of time ask each othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from mlxcel_nb.net.collectives.ways import Way, blocks, choose
 from mlxcel_nb.net.hot.hot_link import HotLink
 from mlxcel_nb.net.hot.inbox import Tensor
 from mlxcel_nb.net.hot.interrupt import Interrupt
-from mlxcel_nb.net.hot.moulds import SHORT_BYTES, Shape, keep
+from mlxcel_nb.net.hot.moulds import SHORT_BYTES, Moulds, Shape, keep
 from mlxcel_nb.net.hot.spin import Spin
 from mlxcel_nb.net.hot.tag import Tag
 from mlxcel_nb.net.hot.waiting import Patience
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["Group", "Tag", "recv_from", "send_to"]
 
 _DIRECT = Way.DIRECT
+
+Given = tuple[Moulds | None, bytes, dict[int, Leg]]
+"""Half of a swap: what was laid out and its head, if it is small, and legs that have to be gone the long way."""
 
 _TYPES = {np.dtype(np.float32): "float32", np.dtype(np.float16): "float16"}
 
@@ -131,6 +134,34 @@ class Group:
             raise self._failed(tag, error) from None
         return out
 
+    def begin_all_reduce(
+        self, tag: Tag, x: Array, *, dtype: str | None = None, deadline: float | None = None
+    ) -> Callable[[], None]:
+        """Give `x` to the others; the sum has taken its place when what is returned has been called.
+
+        That has to be the next call of this group, and what it raises is what `all_reduce` does. What is large, or has
+        to be summed in parts, goes both ways then.
+        """
+        dtype = dtype or _TYPES.get(x.dtype) or _unsummable(x)
+        own = bytes_of(x)
+        shape = self._shapes.get((dtype, x.shape)) or self._shape(dtype, x.shape, len(own))
+        small = shape.way is _DIRECT and shape.size <= SHORT_BYTES
+        try:
+            given = self._give(tag, shape, own) if small else None
+        except (MlxcelError, exchange.Left) as error:
+            raise self._failed(tag, error) from None
+
+        def finish() -> None:
+            if given is None:
+                self.all_reduce(tag, x, dtype=dtype, out=x, deadline=deadline)
+                return
+            try:
+                sum_into(x, self._take(tag, shape, given, x, deadline), dtype)
+            except (MlxcelError, exchange.Left) as error:
+                raise self._failed(tag, error) from None
+
+        return finish
+
     def reduce_scatter(self, tag: Tag, x: Array, *, dtype: str | None = None, deadline: float | None = None) -> Array:
         """This rank's block (see `collectives.blocks`) of the sum of every rank's `x`, flat. Types as `all_reduce`."""
         dtype = dtype or _TYPES.get(x.dtype) or _unsummable(x)
@@ -189,21 +220,31 @@ class Group:
         nothing in it has to be parsed. Whatever is unusual (a full socket, no credit, a peer that is late) goes the
         long way.
         """
+        return self._take(tag, shape, self._give(tag, shape, own), mine, deadline)
+
+    def _give(self, tag: Tag, shape: Shape, own: memoryview) -> Given:
+        """The first half of `_swap`: lay `own` out and send it, if it is small."""
         if self._interrupt is not None:
             self._interrupt.check()
         legs: dict[int, Leg] = {}
-        gathered = [mine] * self.size
         if shape.size > SHORT_BYTES:
             for rank, link in self._peers:
                 link.begin()
                 legs[rank] = Leg(link, link.outgoing([shape.head(tag.encoded)[HEAD_BYTES:], own]))
-        else:
-            moulds = shape.lay_out(tag.encoded, own, self.size)
-            head = moulds.out.head.tobytes()
-            for rank, link in self._peers:
-                link.begin()
-                if not link.put(moulds.out):
-                    legs[rank] = Leg(link, link.outgoing([head[HEAD_BYTES:], own]))
+            return None, b"", legs
+        moulds = shape.lay_out(tag.encoded, own, self.size)
+        head = moulds.out.head.tobytes()
+        for rank, link in self._peers:
+            link.begin()
+            if not link.put(moulds.out):
+                legs[rank] = Leg(link, link.outgoing([head[HEAD_BYTES:], own]))
+        return moulds, head, legs
+
+    def _take(self, tag: Tag, shape: Shape, given: Given, mine: Any, deadline: float | None) -> list[Any]:
+        """The second half: what has come from every other."""
+        moulds, head, legs = given
+        gathered = [mine] * self.size
+        if moulds is not None:
             for rank, link in self._peers:
                 if rank in legs:
                     continue
