@@ -98,7 +98,7 @@ class Fabric:
         self._epoch, self._step, self._seq = 0, 0, 0
         self.exchanges = 0
         self._deferring = False
-        self._unsettled: Callable[[], None] | None = None
+        self._unsettled: tuple[Callable[[], None], float] | None = None  # what ends it, and seconds that it has taken
         peers = {layout.rank_of(m): link for m, link in links.items() if layout.stage_of(m) == stage}
         self.ranks = peers
         self._group = Group(rank, peers, interrupt) if layout.width > 1 else None
@@ -134,8 +134,8 @@ class Fabric:
         x, buffer = _summand(x)
         tag, began = self._collective(), time.monotonic()
         dtype = _WIRE_NAMES[x.dtype]
-        self._unsettled = self._group.begin_all_reduce(tag, buffer, dtype=dtype, deadline=self._deadline())
-        self.spans.note(Kind.TRANSFER, began)
+        end = self._group.begin_all_reduce(tag, buffer, dtype=dtype, deadline=self._deadline())
+        self._unsettled = (end, time.monotonic() - began)
         return x
 
     @contextlib.contextmanager
@@ -155,10 +155,10 @@ class Fabric:
     def settle(self) -> None:
         """End the sum that is on its way, if there is one."""
         if self._unsettled is not None:
-            end, self._unsettled = self._unsettled, None
+            (end, begun_s), self._unsettled = self._unsettled, None
             began = time.monotonic()
             end()
-            self.spans.note(Kind.TRANSFER, began)
+            self.spans.note(Kind.TRANSFER, began - begun_s)  # one interval for both halves
 
     def all_to_all(self, buffers: Sequence[bytes]) -> Sequence[memoryview | bytes]:
         """What each rank of this stage has for this one, which has `buffers` for them; valid until the next call."""
