@@ -28,11 +28,7 @@ _MLX_TYPES = {name: dtype for dtype, name in _CARRIED.items()}
 
 def as_buffer(x: mx.array) -> np.ndarray:
     """`x`'s own memory, evaluated, uncopied where contiguous. bfloat16, which has no buffer format, shows as uint16."""
-    bits = x.view(mx.uint16) if x.dtype == mx.bfloat16 else x
-    mx.eval(bits)
-    buffer = np.asarray(bits)
-    # Asked for only where needed: one more operation costs as much as the evaluation of a small array.
-    return buffer if buffer.flags.c_contiguous else as_buffer(mx.contiguous(x))
+    return _evaluated(x)[1]
 
 
 def sum_over(
@@ -44,7 +40,7 @@ def sum_over(
         x: the result of an operation, held by nobody else; float32, float16 or bfloat16.
         spans: told how long the exchange took.
     """
-    x, buffer = _summand(x)
+    x, buffer = _evaluated(x)
     began = time.monotonic()
     group.all_reduce(tag, buffer, dtype=_WIRE_NAMES[x.dtype], out=buffer, deadline=deadline)
     if spans is not None:
@@ -52,12 +48,13 @@ def sum_over(
     return x
 
 
-def _summand(x: mx.array) -> tuple[mx.array, np.ndarray]:
+def _evaluated(x: mx.array) -> tuple[mx.array, np.ndarray]:
     """`x`, or its contiguous copy, evaluated, and its memory; bfloat16 shows as uint16."""
     bits = x.view(mx.uint16) if x.dtype == mx.bfloat16 else x
     mx.eval(bits)
     buffer = np.asarray(bits)
-    return (x, buffer) if buffer.flags.c_contiguous else _summand(mx.contiguous(x))
+    # A copy only where needed: one more operation costs as much as the evaluation of a small array.
+    return (x, buffer) if buffer.flags.c_contiguous else _evaluated(mx.contiguous(x))
 
 
 def from_buffer(data: memoryview, dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:
@@ -131,7 +128,7 @@ class Fabric:
         self.settle()
         if not self._deferring:
             return sum_over(self._group, self._collective(), x, deadline=self._deadline(), spans=self.spans)
-        x, buffer = _summand(x)
+        x, buffer = _evaluated(x)
         tag, began = self._collective(), time.monotonic()
         dtype = _WIRE_NAMES[x.dtype]
         end = self._group.begin_all_reduce(tag, buffer, dtype=dtype, deadline=self._deadline())
