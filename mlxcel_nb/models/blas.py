@@ -3,8 +3,8 @@
 MLX's CPU wheel for Linux links the reference BLAS, 10 to 70 times slower than OpenBLAS on products. This module puts
 OpenBLAS in front of it, without a compiler on the host: a small prebuilt forwarder (`_blas/forward.c`) is loaded
 globally before MLX and passes MLX's calls on, but for products of a few rows, which it makes itself: a decode step's
-take two thirds of the time. Where no forwarder fits the machine, a system OpenBLAS is loaded globally instead; else the
-reference BLAS stays and the report says why.
+take half the time. It takes exponentials too (`mark`), of which MLX's CPU build takes one at a time. Where no forwarder
+fits the machine, a system OpenBLAS is loaded globally instead; else the reference BLAS stays and the report says why.
 
 Call `load_fast_blas` once per process, before anything imports `mlx.core`, from any thread. It loads only libraries
 that Python's own packages or the system's loader provide.
@@ -107,6 +107,16 @@ def products() -> int | None:
     count = _forwarder.mlxcel_blas_calls
     count.restype = ctypes.c_ulong
     return int(count())
+
+
+def mark(power: int, silu: int) -> bool:
+    """From now on a product of MLX's by the element at one of these addresses is no product: it is 2 ** x, or
+    x / (1 + exp(-x)), of each element x of the other matrix, (n, 1). Both stay there for as long as the process lives.
+
+    Returns:
+        False where the forwarder has no such functions, or there is none.
+    """
+    return _forwarder is not None and bool(_forwarder.mlxcel_blas_marks(ctypes.c_void_p(power), ctypes.c_void_p(silu)))
 
 
 def _load() -> BlasReport:

@@ -1,58 +1,76 @@
-"""Attention and gates on a processor, made of the operations that MLX has vectorised there.
+"""Attention and gates on a processor, with exponentials that are taken many at a time.
 
-MLX's CPU build adds and multiplies many numbers at a time, but takes exponentials one by one and chooses (`where`) one
-by one: some 12 and 5 ns each, where a product is 0.2 ns. Of a prompt's time that was a quarter, of a long one's half.
-Here an exponential is a power of two from a polynomial and a shift of its exponent, as in Cephes' `exp2f`, and large
-tables of scores are worked on in pieces that stay in a core's cache. Any thread.
+MLX's CPU build adds and multiplies many numbers at a time, but takes exponentials one by one: some 12 ns each, where a
+product is 0.2 ns. Of a prompt's time that was a quarter, of a long one's half. The forwarder under MLX (`blas`) takes
+them in 0.2 ns. There is one way only to have MLX call it in the midst of its own work, a product: by a matrix of one
+element, which the forwarder knows, and which holds NaN, should anybody ever multiply by it. Large tables of scores are
+worked on in pieces that stay in a core's cache. Where there is no such forwarder all is left to MLX. Any thread.
 
 Shapes: B sequences, H heads of queries, K of keys, L queries, S keys, D head dimension.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-LEAST = 1 << 15
-"""Elements from which on this is faster than MLX: below, the time goes into the number of operations."""
+from mlxcel_nb.models import blas
+
+LEAST = 3 << 11
+"""Scores from which on this is faster than MLX: below, the time goes into the number of operations."""
 PIECE = 1 << 17
 """Elements of one operand that a core's cache holds beside the others."""
 WORTH_PACKING = 128
 """Rows of a product for which BLAS packs the other operand without spending much of its time on that."""
 HIDDEN = -1e30
 """Added to the score of a key that is not seen. Finite, so that a row that sees none gives numbers."""
-LOWEST = -125.0
-"""The smallest exponent of two that a result is given; float32 has none below -126."""
 LOG2_E = 1.4426950408889634
 
-POWER = (1.0, 0.3465708297, 0.060030532857, 0.0068600163655, 0.00050715995312)
-"""2 ** (f / 2) for -1 < f <= 0 to 1e-7: coefficients of f ** 0 to 4, fitted to the relative error, exact at 0."""
+
+@dataclass(frozen=True)
+class Marks:
+    """Elements that the forwarder knows: multiplied by one of them, x is replaced by a function of it."""
+
+    power: mx.array
+    silu: mx.array
 
 
-def _worth_it(elements: int, x: mx.array) -> bool:
-    return elements >= LEAST and x.dtype == mx.float32 and mx.default_device() == mx.cpu
+@functools.cache
+def _marks() -> Marks | None:
+    """None where the forwarder does not do it."""
+    marks = Marks(mx.array([[math.nan]]), mx.array([[math.nan]]))
+    mx.eval(marks.power, marks.silu)
+    addresses = [np.asarray(mark).ctypes.data for mark in (marks.power, marks.silu)]
+    if not blas.mark(*addresses):
+        return None
+    seen = mx.array([[3.0]]) @ marks.power  # by this MLX's way of multiplying
+    return marks if mx.allclose(seen, mx.array(8.0)).item() else None
+
+
+def _marks_for(x: mx.array) -> Marks | None:
+    return _marks() if x.dtype == mx.float32 and mx.default_device() == mx.cpu else None
+
+
+def _each(mark: mx.array, x: mx.array) -> mx.array:
+    return (x.reshape(x.size, 1) @ mark).reshape(x.shape)
 
 
 def power_of_two(y: mx.array) -> mx.array:
-    """2 ** y for float32 y <= 0, to 5e-7 of its value; below 2 ** -125, which is nothing beside 1, that."""
-    y = mx.maximum(y, LOWEST)
-    whole = y.astype(mx.int32)  # towards zero
-    part = y - whole
-    root = part * POWER[4] + POWER[3]
-    for coefficient in POWER[2::-1]:
-        root = root * part + coefficient
-    return ((root * root).view(mx.int32) + (whole << 23)).view(mx.float32)
+    """2 ** y, to 2e-7 of its value for float32; for y below -126, which is nothing beside 1, 2 ** -126."""
+    marks = _marks_for(y)
+    return mx.power(2.0, y) if marks is None else _each(marks.power, y)
 
 
 def silu(x: mx.array) -> mx.array:
-    """The gate x * sigmoid(x), which is max(x, 0) - |x| e / (1 + e) with e = exp(-|x|)."""
-    if not _worth_it(x.size, x):
-        return x * mx.sigmoid(x)
-    size = mx.abs(x)
-    power = power_of_two(size * -LOG2_E)
-    return mx.maximum(x, 0.0) - size * power / (power + 1.0)
+    """The gate x * sigmoid(x), which is x / (1 + exp(-x))."""
+    marks = _marks_for(x)
+    return x * mx.sigmoid(x) if marks is None else _each(marks.silu, x)
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
@@ -82,7 +100,7 @@ def attention(
     """
     (batch, heads, length, _), (_, kv_heads, past, _) = queries.shape, keys.shape
     unknown = sinks is not None or (isinstance(mask, str) and (mask != "causal" or length > past))
-    if unknown or not _worth_it(batch * heads * length * past, queries):
+    if unknown or batch * heads * length * past < LEAST or _marks_for(queries) is None:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     shared = heads // kv_heads  # heads of queries over the same keys, whose scores are one product
     queries = (queries * (scale * LOG2_E)).reshape(batch, kv_heads, shared, length, -1)

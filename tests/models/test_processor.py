@@ -1,14 +1,21 @@
-"""Attention and gates on a processor against MLX's own, over every shape and mask that models ask for."""
+"""Attention and gates on a processor against MLX's own, over every shape and mask that models ask for.
+
+A process has the forwarder only if it was there before MLX: all this is run here, without it, and in another one.
+"""
 
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxcel_nb.models import processor
+from mlxcel_nb.models import blas, processor
+from tests.conftest import REPO
+from tests.models.test_blas import makes_few_rows
 
 SIZES = ((1, 128, 128), (1, 300, 300), (1, 70, 513), (3, 40, 100), (1, 1, 2000), (8, 1, 300), (1, 17, 700))
 HEADS = ((9, 3), (4, 4), (8, 1))
@@ -79,7 +86,18 @@ def test_powers_of_two_are_right_over_their_range() -> None:
     right = np.exp2(y.astype(np.float64))
     assert (np.abs(np.array(processor.power_of_two(mx.array(y)), dtype=np.float64) / right - 1)).max() < 5e-7
     assert np.array(processor.power_of_two(mx.array([0.0, -1.0, -2.0]))).tolist() == [1.0, 0.5, 0.25]
-    assert np.array(processor.power_of_two(mx.array([-np.inf, -1e30, -126.0, -125.0]))) == pytest.approx(2.0**-125)
+    ends = np.array(processor.power_of_two(mx.array([-np.inf, -1e30, -127.0, -126.0])))
+    assert (ends <= 2.0**-126).all() and not np.isnan(ends).any()
+    assert mx.isnan(processor.power_of_two(mx.array([mx.nan]))).item()
+
+
+def test_an_array_that_is_cut_from_another_is_read_where_it_lies() -> None:
+    x = -mx.arange(120).reshape(4, 5, 6).astype(mx.float32)
+    wide = mx.broadcast_to(x[0, 0], (3, 6))
+    for part in (x[:, 2], x[..., 1], x[1:3, ::2, 3:4], x.transpose(2, 0, 1), x[0, 0, :1], wide):
+        assert processor.power_of_two(part).tolist() == (2.0**part).tolist()
+    empty = processor.power_of_two(mx.zeros((0, 5)))
+    assert empty.shape == (0, 5)
 
 
 def test_gates_are_right_over_their_range() -> None:
@@ -108,3 +126,23 @@ def test_what_is_not_asked_for_by_any_cache_is_mlx_s_to_judge() -> None:
     assert mx.allclose(more, right, equal_nan=True).item()
     with pytest.raises(ValueError, match="mask"):
         processor.attention(queries, queries, queries, scale=0.25, mask="none")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not makes_few_rows(), reason="no forwarder here, or not these functions")
+def test_all_of_it_holds_with_the_forwarder() -> None:
+    code = f"""
+import sys
+from mlxcel_nb.models import blas
+blas.load_fast_blas(2)
+import pytest
+status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", "not forwarder", {__file__!r}])
+from mlxcel_nb.models import processor
+sys.exit(status or (0 if processor._marks() is not None else "exponentials do not come from the forwarder"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+def test_without_a_forwarder_there_are_no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "_forwarder", None)
+    assert not blas.mark(1, 2)

@@ -5,45 +5,51 @@
  * the matrix at a time are read from where they are, once from memory, and multiplied by all the rows there are. An
  * element is the same whatever stands beside it: its sum goes in the same order for one row and for as many as come here.
  *
- * Included once for each instruction set, with FEW the function's name (and FEW_plain, by a matrix as it is), WIDTH the floats of a register, and BESIDE how
- * many rows of the matrix go together (4 x BESIDE sums are kept in registers).
- *
  * SPDX-License-Identifier: Apache-2.0
  */
 
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
-#define VEC PASTE(FEW, _vec)
-#define TILE PASTE(FEW, _tile)
+typedef float SOME __attribute__((vector_size(4 * BESIDE), aligned(4), may_alias));
 
-#define SUM PASTE(FEW, _sum)
-#define PLAIN PASTE(FEW, _plain)
-#define PLAIN_TILE PASTE(FEW, _plain_tile)
-
-typedef float VEC __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-
-/* Of all lanes: the upper half is added to the lower one until two are left. */
+/* Of all lanes: the upper half is added to the lower one until one is left. */
 static inline __attribute__((always_inline)) float SUM(VEC v) {
-    typedef float quarter __attribute__((vector_size(16)));
-#if WIDTH == 16
-    typedef float half __attribute__((vector_size(32)));
-    half e = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-             __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-#elif WIDTH == 8
-    VEC e = v;
-#endif
-#if WIDTH > 4
-    quarter q = __builtin_shufflevector(e, e, 0, 1, 2, 3) + __builtin_shufflevector(e, e, 4, 5, 6, 7);
-#else
-    quarter q = v;
-#endif
-    return (q[0] + q[2]) + (q[1] + q[3]);
+    float sums[WIDTH];
+    *(VEC *)sums = v;
+#pragma GCC unroll 4
+    for (int half = WIDTH / 2; half; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++) sums[i] += sums[i + half];
+    return sums[0];
 }
 
-/* c[i][j] for R rows of a and C of b; `ahead` fetches the C rows of b after these. */
-static inline __attribute__((always_inline)) void TILE(const int R, const int C, const int ahead, int k, float alpha,
-                                                       const float *a, long lda, const float *b, long ldb, float beta,
-                                                       float *c, long ldc) {
+/* Of each of BESIDE registers, in the same order of additions, with few instructions for all of them. */
+static inline __attribute__((always_inline)) SOME SUMS(const VEC *v) {
+#if WIDTH == 16
+    VEC a = __builtin_shufflevector(v[0], v[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+            __builtin_shufflevector(v[0], v[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    VEC b = __builtin_shufflevector(v[2], v[3], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+            __builtin_shufflevector(v[2], v[3], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    a = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+        __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    a += __builtin_shufflevector(a, a, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    a += __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    return __builtin_shufflevector(a, a, 0, 4, 8, 12);
+#elif WIDTH == 8
+    VEC a = __builtin_shufflevector(v[0], v[1], 0, 1, 2, 3, 8, 9, 10, 11) +
+            __builtin_shufflevector(v[0], v[1], 4, 5, 6, 7, 12, 13, 14, 15);
+    a += __builtin_shufflevector(a, a, 2, 3, 0, 1, 6, 7, 4, 5);
+    a += __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6);
+    return __builtin_shufflevector(a, a, 0, 4);
+#else
+    VEC a = __builtin_shufflevector(v[0], v[1], 0, 1, 4, 5) + __builtin_shufflevector(v[0], v[1], 2, 3, 6, 7);
+    VEC b = __builtin_shufflevector(v[2], v[3], 0, 1, 4, 5) + __builtin_shufflevector(v[2], v[3], 2, 3, 6, 7);
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+}
+
+/* c[i][j] for R rows of a and C of b, which is 1 or BESIDE; meanwhile F rows of b from `next` on are fetched. */
+static inline __attribute__((always_inline)) void TILE(const int R, const int C, const int F, int k, float alpha,
+                                                       const float *a, long lda, const float *b, long ldb,
+                                                       const float *next, float beta, float *c, long ldc) {
     VEC sums[4][BESIDE];
 #pragma GCC unroll 4
     for (int i = 0; i < R; i++)
@@ -57,42 +63,53 @@ static inline __attribute__((always_inline)) void TILE(const int R, const int C,
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) {
             VEC y = *(const VEC *)(b + j * ldb + p);
-            if (ahead) __builtin_prefetch(b + (j + C) * ldb + p, 0, 3);
+            if (j < F) __builtin_prefetch(next + j * ldb + p, 0, 2);
 #pragma GCC unroll 4
             for (int i = 0; i < R; i++) sums[i][j] += x[i] * y;
         }
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < R; i++)
+    for (int i = 0; i < R; i++) {
+        float *to = c + i * ldc;
+        SOME sum = {0};
+        if (C == BESIDE) sum = SUMS(sums[i]);
+        else sum[0] = SUM(sums[i][0]);
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) {
-            float sum = SUM(sums[i][j]), *to = c + i * ldc + j;
-            for (int q = p; q < k; q++) sum += a[i * lda + q] * b[j * ldb + q];
-            *to = alpha * sum + (beta == 0 ? 0 : beta * *to);
+            for (int q = p; q < k; q++) sum[j] += a[i * lda + q] * b[j * ldb + q];
+            if (C != BESIDE) *to = alpha * sum[0] + (beta == 0 ? 0 : beta * *to);
         }
+        if (C == BESIDE) *(SOME *)to = beta == 0 ? alpha * sum : alpha * sum + beta * *(SOME *)to;
+    }
 }
 
-static void FEW(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb, float beta,
+/* BESIDE rows of b at a time are multiplied by four rows of a, by the next four, and so on. Each of these passes fetches
+ * some of the BESIDE rows of b that come after, into the second cache: the first one takes too few lines at a time to
+ * keep memory busy. */
+static void NAMED(few)(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb, float beta,
                 float *c, long ldc) {
     int j = 0;
     for (; j + BESIDE <= n; j += BESIDE, b += BESIDE * ldb, c += BESIDE) {
-        if (m < 4) {
-            if (m == 3) TILE(3, BESIDE, 1, k, alpha, a, lda, b, ldb, beta, c, ldc);
-            if (m == 2) TILE(2, BESIDE, 1, k, alpha, a, lda, b, ldb, beta, c, ldc);
-            if (m == 1) TILE(1, BESIDE, 1, k, alpha, a, lda, b, ldb, beta, c, ldc);
-            continue;
+        const float *rows = a, *next = b + BESIDE * ldb;
+        float *to = c;
+        int left = BESIDE;
+        for (int i = 0; i < m; i += 4, rows += 4 * lda, to += 4 * ldc) {
+            int passes = (m - i + 3) / 4, fetch = (left + passes - 1) / passes;
+#define PASS(R, F) TILE(R, BESIDE, F, k, alpha, rows, lda, b, ldb, next, beta, to, ldc)
+            if (m - i == 1) PASS(1, fetch);
+            else if (m - i == 2) PASS(2, fetch);
+            else if (m - i == 3) PASS(3, fetch);
+            else if (fetch == 0) PASS(4, 0);
+            else if (fetch == 1) PASS(4, 1);
+            else if (fetch == 2) PASS(4, 2);
+            else PASS(4, BESIDE);
+#undef PASS
+            next += fetch * ldb;
+            left -= fetch;
         }
-        TILE(4, BESIDE, 1, k, alpha, a, lda, b, ldb, beta, c, ldc);
-        int i = 4;
-        for (; i + 4 <= m; i += 4) TILE(4, BESIDE, 0, k, alpha, a + i * lda, lda, b, ldb, beta, c + i * ldc, ldc);
-        const float *rest = a + i * lda;
-        float *to = c + i * ldc;
-        if (m - i == 3) TILE(3, BESIDE, 0, k, alpha, rest, lda, b, ldb, beta, to, ldc);
-        if (m - i == 2) TILE(2, BESIDE, 0, k, alpha, rest, lda, b, ldb, beta, to, ldc);
-        if (m - i == 1) TILE(1, BESIDE, 0, k, alpha, rest, lda, b, ldb, beta, to, ldc);
     }
     for (; j < n; j++, b += ldb, c++)
-        for (int i = 0; i < m; i++) TILE(1, 1, 0, k, alpha, a + i * lda, lda, b, ldb, beta, c + i * ldc, ldc);
+        for (int i = 0; i < m; i++) TILE(1, 1, 0, k, alpha, a + i * lda, lda, b, ldb, b, beta, c + i * ldc, ldc);
 }
 
 /* R rows and C registers of c: each row of b is read once for R rows of a. */
@@ -125,26 +142,24 @@ static inline __attribute__((always_inline)) void PLAIN_TILE(const int R, const 
 }
 
 /* n is a multiple of WIDTH. */
-static void PLAIN(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb, float beta,
+static void NAMED(few_plain)(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb, float beta,
                   float *c, long ldc) {
     for (int j = 0; j < n; j += 4 * WIDTH, b += 4 * WIDTH, c += 4 * WIDTH)
         for (int i = 0; i < m; i += 4) {
             const float *rows = a + i * lda;
             float *to = c + i * ldc;
-#define ROWS(C)                                                                              if (m - i == 1) PLAIN_TILE(1, C, k, alpha, rows, lda, b, ldb, beta, to, ldc);            else if (m - i == 2) PLAIN_TILE(2, C, k, alpha, rows, lda, b, ldb, beta, to, ldc);       else if (m - i == 3) PLAIN_TILE(3, C, k, alpha, rows, lda, b, ldb, beta, to, ldc);       else PLAIN_TILE(4, C, k, alpha, rows, lda, b, ldb, beta, to, ldc)
-            if (n - j >= 4 * WIDTH) { ROWS(4); }
-            else if (n - j >= 3 * WIDTH) { ROWS(3); }
-            else if (n - j >= 2 * WIDTH) { ROWS(2); }
-            else { ROWS(1); }
-#undef ROWS
+            int registers = (n - j) / WIDTH;
+#define PASS(R, C) PLAIN_TILE(R, C, k, alpha, rows, lda, b, ldb, beta, to, ldc)
+#define PASSES(C)                   \
+    if (m - i == 1) PASS(1, C);      \
+    else if (m - i == 2) PASS(2, C); \
+    else if (m - i == 3) PASS(3, C); \
+    else PASS(4, C)
+            if (registers == 1) { PASSES(1); }
+            else if (registers == 2) { PASSES(2); }
+            else if (registers == 3) { PASSES(3); }
+            else { PASSES(4); }
+#undef PASS
+#undef PASSES
         }
 }
-
-#undef VEC
-#undef TILE
-#undef SUM
-#undef PLAIN
-#undef PLAIN_TILE
-#undef FEW
-#undef WIDTH
-#undef BESIDE

@@ -5,8 +5,13 @@
  * binary serves glibc and musl: Python looks the four functions up in the fast library and passes them to
  * mlxcel_blas_bind, which must be called before the first product.
  *
- * Products of a few rows are made here (few_rows.h), large ones by several threads (helpers.h) that Python starts. Where this processor has no instructions for that, one of a single row is a matrix by a vector: sgemv reads the
- * matrix once, where sgemm packs it first.
+ * Products of a few rows are made here (few_rows.h), large ones by several threads (helpers.h) that Python starts. Where
+ * this processor has no instructions for that, one of a single row is a matrix by a vector: sgemv reads the matrix once,
+ * where sgemm packs it first.
+ *
+ * BLAS is the only foreign code that MLX calls on its thread, in the midst of its own work. So exponentials come this
+ * way too (exponentials.h): a product by one of two known matrices of one element, which holds NaN, is none; what is
+ * asked for is a function of each element.
  *
  * To rebuild both binaries, in the repository's root: `make shim` (Debian: gcc and gcc-aarch64-linux-gnu), which runs
  *   $ARCH-linux-gnu-gcc -O2 -shared -fPIC -nostdlib -fno-stack-protector -fno-asynchronous-unwind-tables \
@@ -36,56 +41,62 @@ typedef void (*few_t)(int, int, int, float, const float *, long, const float *, 
 
 enum { WORTH_HELP = 1 << 17 }; /* elements of the matrix, some 40 us: as long as it takes to wake somebody */
 
-static few_t few, few_plain; /* null where this processor has no instructions for it */
+typedef void (*each_t)(long, const float *, float *);
+
+static few_t few, few_plain; /* these four are null where this processor has no instructions for them */
+static each_t power, silu;
+static const float *power_mark, *silu_mark; /* a product by one of these is that function */
 static int width;
 static int threads;
-static int few_rows; /* more are faster by sgemm */
+static int few_rows, few_floats; /* more rows, of more floats where the matrix is large, are faster by sgemm */
+
+#define PASTE_(name, isa) name##_##isa
+#define PASTE(name, isa) PASTE_(name, isa)
+#define NAMED(name) PASTE(name, ISA)
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 
 #pragma GCC push_options
 #pragma GCC target("avx512f")
-#define FEW few_avx512
+#define ISA avx512
 #define WIDTH 16
 #define BESIDE 4
-#include "few_rows.h"
+#define FEW_ROWS 32
+#define FEW_FLOATS (1 << 18)
+#include "kernels.h"
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
-#define FEW few_avx2
+#define ISA avx2
 #define WIDTH 8
 #define BESIDE 2
-#include "few_rows.h"
+#define FEW_ROWS 12
+#define FEW_FLOATS 0
+#include "kernels.h"
 #pragma GCC pop_options
 
-static void choose_few(void) {
+static void choose(void) {
     unsigned a, b, c, d, low, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return;
     int fma = (c & bit_FMA) != 0;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); /* registers that the system saves */
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
-    if ((b & bit_AVX512F) && (low & 0xe6) == 0xe6) {
-        few = few_avx512, few_plain = few_avx512_plain, width = 16;
-        few_rows = 32;
-    } else if (fma && (b & bit_AVX2) && (low & 6) == 6) {
-        few = few_avx2, few_plain = few_avx2_plain, width = 8;
-        few_rows = 12;
-    }
+    if ((b & bit_AVX512F) && (low & 0xe6) == 0xe6) choose_avx512();
+    else if (fma && (b & bit_AVX2) && (low & 6) == 6) choose_avx2();
 }
 #elif defined(__aarch64__)
-#define FEW few_neon
+#define ISA neon
 #define WIDTH 4
 #define BESIDE 4
-#include "few_rows.h"
+#define FEW_ROWS 12 /* not measured */
+#define FEW_FLOATS 0
+#include "kernels.h"
 
-static void choose_few(void) {
-    few = few_neon, few_plain = few_neon_plain, width = 4;
-    few_rows = 12; /* not measured */
-}
+static void choose(void) { choose_neon(); }
 #else
-static void choose_few(void) {}
+static void choose(void) {}
 #endif
 
 #define EXPORT __attribute__((visibility("default")))
@@ -96,7 +107,7 @@ EXPORT void mlxcel_blas_bind(sgemm_t s, dgemm_t d, cgemm_t c, sgemv_t v) {
     dgemm = d;
     cgemm = c;
     sgemv = v;
-    choose_few();
+    choose();
 }
 
 /* How many threads the library uses, and products of few rows. */
@@ -104,6 +115,14 @@ EXPORT void mlxcel_blas_threads(int count) { __atomic_store_n(&threads, count, _
 
 /* Help with large products of few rows: for threads that have nothing else to do, for it does not return. */
 EXPORT void mlxcel_blas_help(void) { help(); }
+
+/* From now on, a product by the element at one of these addresses is 2 ** x, or x / (1 + exp(-x)), of each element of the
+ * other matrix, (n, 1). They stay alive for as long as this process does. 0 where there are no such functions. */
+EXPORT int mlxcel_blas_marks(const float *of_power, const float *of_silu) {
+    if (!power) return 0;
+    power_mark = of_power, silu_mark = of_silu;
+    return 1;
+}
 
 /* Products forwarded so far: how a test or `status` sees that MLX really comes this way. */
 EXPORT unsigned long mlxcel_blas_calls(void) { return __atomic_load_n(&calls, __ATOMIC_RELAXED); }
@@ -113,16 +132,23 @@ static void count(void) { __atomic_store_n(&calls, __atomic_load_n(&calls, __ATO
 EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                         const float *b, int ldb, float beta, float *c, int ldc) {
     count();
-    int rows = order == ROW_MAJOR && ta == NO_TRANS && alpha != 0 && m > 0 && m <= few_rows && k > 0;
-    if (few && rows && tb == NO_TRANS && n > 0 && n % width == 0 && (long)n * k < WORTH_HELP) {
+    if (k == 1 && n == 1 && power && (b == power_mark || b == silu_mark)) {
+        each_t each = b == power_mark ? power : silu;
+        if (ta == TRANS || lda == 1) each(m, a, c);
+        else
+            for (int i = 0; i < m; i++) each(1, a + (long)i * lda, c + (long)i * ldc);
+        return;
+    }
+    int known = few && order == ROW_MAJOR && ta == NO_TRANS && alpha != 0 && m > 0 && k > 0;
+    int large = (long)n * k >= WORTH_HELP;
+    if (known && tb == NO_TRANS && m <= few_rows && n > 0 && n % width == 0 && !large) {
         few_plain(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
-    if (few && rows && tb == TRANS) {
+    if (known && tb == TRANS && (m <= few_rows || (large && (long)m * k <= few_floats))) {
         int wanted = __atomic_load_n(&threads, __ATOMIC_RELAXED) - 1, columns = (PIECE / k + 8) & ~7;
         job_t asked = {few, m, n, k, columns, wanted, alpha, beta, a, b, c, lda, ldb, ldc};
-        if (wanted < 1 || (long)n * k < WORTH_HELP || !make_together(&asked))
-            few(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        if (wanted < 1 || !large || !make_together(&asked)) few(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
     if (sgemv && order == ROW_MAJOR && m == 1 && k > 0 && (tb == NO_TRANS || tb == TRANS)) {
