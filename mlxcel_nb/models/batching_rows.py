@@ -71,6 +71,25 @@ def kind_of(cache: Any) -> Kind | None:
     return None if found is ROTATING and getattr(cache, "keep", None) else found  # tokens that are kept would be lost
 
 
+def make_room(caches: Any, tokens: int) -> None:
+    """Let the caches of one sequence, once they hold something, grow to `tokens` at once.
+
+    Left to themselves those of mlx-lm copy all they hold whenever `STEP` more tokens are read, and whoever decodes
+    beside a long prompt waits for it: 30 ms at the 1280th token of SmolLM2-135M, as long as a step.
+    """
+    for cache in every(caches):
+        if kind_of(cache) is PLAIN and cache.keys is not None and cache.keys.shape[2] < tokens:
+            cache.keys, cache.values = (
+                mx.concatenate([x[:, :, : cache.offset], _columns(x, rounded(tokens) - cache.offset)], axis=2)
+                for x in (cache.keys, cache.values)
+            )
+
+
+def _columns(like: mx.array, count: int) -> mx.array:
+    batch, heads, _, dim = like.shape
+    return mx.zeros((batch, heads, count, dim), like.dtype)
+
+
 def why_not(model: Any, architecture: str) -> str:
     """Why sequences of a model run one by one, each in a forward of its own; empty where one does for all of them.
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlxcel_nb.errors import WireError
 from mlxcel_nb.models.batching import Group, passes
 from mlxcel_nb.models.batching_blocks import Block, cut, from_blocks
-from mlxcel_nb.models.batching_rows import arrays_of
+from mlxcel_nb.models.batching_rows import arrays_of, make_room
 from mlxcel_nb.models.mixing import Mixture
 from mlxcel_nb.models.part import Handover, LoadedPart
 from mlxcel_nb.models.sampling import Sampler, sample_rows
@@ -51,6 +51,7 @@ class Execution:
         self._last = layout.stage_of(me) == layout.pp - 1
         self.samples = me == layout.sampler_at(self._home)
         self._singles: dict[int, list[Any]] = {}
+        self._lengths: dict[int, int] = {}
         self._groups: dict[int, Group] = {}
         self._group_of: dict[int, int] = {}
         self._samplers: dict[int, Sampler] = {}
@@ -146,7 +147,10 @@ class Execution:
                 blocks = [self._blocks[block] for block in restore.blocks]
                 self._singles[restore.sequence] = from_blocks(blocks, self._part)
         for opened in plan.open:
-            if self.samples and opened.home == self._home:
+            if opened.home != self._home:
+                continue
+            self._lengths[opened.sequence] = opened.length
+            if self.samples:
                 self._samplers[opened.sequence] = self._instance.sampler(opened)
 
     def _cut(self, sequence: int, begin: int, end: int) -> Block:
@@ -159,6 +163,7 @@ class Execution:
         gone: dict[int, list[int]] = {}
         for sequence in sequences:  # some were never here
             self._singles.pop(sequence, None)
+            self._lengths.pop(sequence, None)
             self._samplers.pop(sequence, None)
             if (group := self._group_of.pop(sequence, None)) is not None:
                 gone.setdefault(group, []).append(sequence)
@@ -184,6 +189,7 @@ class Execution:
         """The caches of a sequence whose tokens are being read."""
         if row not in self._singles:
             self._singles[row] = self._part.make_cache()
+        make_room(self._singles[row], self._lengths.get(row, 0))
         return self._singles[row]
 
     def _grouped(self, work: Work) -> Group:

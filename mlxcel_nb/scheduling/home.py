@@ -202,7 +202,7 @@ class Home:
             self._restoring.enter_context(self._tree.holding(nodes))
             draft.restore.append(Restore(sequence.number, tuple(node.block for node in nodes), self.number))
         params, context, position = sequence.request.params, sequence.context, sequence.position
-        draft.open.append(Open(sequence.number, params, context, position, self.number))
+        draft.open.append(Open(sequence.number, params, context, position, self.number, len(sequence.tokens)))
         self.running.append(sequence)
         self.readers.append(sequence)
 

@@ -57,7 +57,7 @@ class Limits:
     @property
     def slowdown(self) -> float:
         """The `gap` that counts."""
-        return self.gap or (2.0 if self.mixed else 2.25)
+        return self.gap or (1.8 if self.mixed else 2.25)
 
     @property
     def homes(self) -> int:

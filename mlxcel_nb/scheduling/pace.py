@@ -3,7 +3,8 @@ took.
 
 Reading stands in the way of decoding, and a text that stutters is hard to read. So a round of all groups may take
 `gap` times what it takes when nothing is read. How many tokens that are is found by looking: after one that took twice
-its time comes half as much. That settles where steps take their time, whatever they cost beside their tokens.
+its time comes half as much, after one that took half its time a little more. That settles where steps take their time,
+whatever they cost beside their tokens.
 
 Where steps are mixed, each reads along what it may. Else chunks have steps of their own, which decode steps earn: over
 a round of all groups as many tokens as take about as long as the round, times `gap` - 1.
@@ -26,6 +27,9 @@ START = 8
 
 LOOKS = 2
 """Decode steps before any reads along, when so many decode as have not been seen."""
+
+GROWTH = 0.25
+"""Of the way to a longer length that one step shows. Steps are uneven: a quick one says little, a slow one is felt."""
 
 REMEMBERED = 9
 """Decode steps whose median is their time: one that was disturbed does not count."""
@@ -117,4 +121,5 @@ class Pace:
             wanted = tokens * meant / seconds
         else:
             wanted = tokens * (meant - beside) / (seconds - beside)
-        self._length = max(self._least, min(self._most, 2 * self._length, max(self._length / 2, wanted)))
+        wanted = max(self._least, min(self._most, 2 * self._length, max(self._length / 2, wanted)))
+        self._length += (wanted - self._length) * (1.0 if wanted < self._length else GROWTH)

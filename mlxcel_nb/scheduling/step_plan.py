@@ -134,6 +134,7 @@ class Open:
         context: the latest tokens, prompt and generated, as many as the sampler may look at; all generated ones are
             among them.
         position: how many tokens have been generated, so the next one is number `position`.
+        length: tokens that its caches will have when all are read, restored ones included; 0 where nobody can tell.
     """
 
     sequence: int
@@ -141,6 +142,7 @@ class Open:
     context: tuple[int, ...] = dataclasses.field(repr=False)
     position: int
     home: int = 0
+    length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class StepPlan:
         if self.restore:
             message["restore"] = [[r.sequence, list(r.blocks), r.home] for r in self.restore]
         if self.open:
-            message["open"] = [[o.sequence, o.params, list(o.context), o.position, o.home] for o in self.open]
+            message["open"] = [[o.sequence, o.params, list(o.context), o.position, o.home, o.length] for o in self.open]
         if self.work:
             message["work"] = [
                 [
@@ -198,7 +200,7 @@ class StepPlan:
             free=_numbers(message.get("free", []), "free"),
             adopt=_each(message, "adopt", 4, lambda row: Adopt(*(_number(x, "adopt") for x in row))),
             restore=_each(message, "restore", 3, _read_restore),
-            open=_each(message, "open", 5, _read_open),
+            open=_each(message, "open", 6, _read_open),
             work=_each(message, "work", 5, _read_work),
         )
 
@@ -232,11 +234,10 @@ def _read_restore(row: list[Any]) -> Restore:
 
 
 def _read_open(row: list[Any]) -> Open:
-    sequence, params, context, position, home = row
+    sequence, params, context, *numbers = row
     if not isinstance(params, dict) or not all(isinstance(key, str) for key in params):
         raise _refuse("open")
-    tokens = _numbers(context, "open")
-    return Open(_number(sequence, "open"), params, tokens, _number(position, "open"), _number(home, "open"))
+    return Open(_number(sequence, "open"), params, _numbers(context, "open"), *_numbers(numbers, "open"))
 
 
 def _read_work(row: list[Any]) -> Work:

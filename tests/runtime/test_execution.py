@@ -91,6 +91,29 @@ def test_what_is_read_beside_others_is_what_it_would_be_alone(execution: Executi
     assert [token(seen, each) for each in (1, 2, 3, 4)] == [texts[1][3], texts[2][3], texts[3][2], texts[4][1]]
 
 
+def test_caches_of_a_long_prompt_grow_once_to_what_it_takes(execution: Execution) -> None:
+    ids = tuple(each % 50 for each in range(700))
+
+    def run(length: int) -> tuple[int, list[int]]:
+        """The token after it, and what is held after each of seven chunks."""
+        held, opened = [], (Open(1, SamplingParams().to_dict(), (), 0, 0, length),)
+        for at in range(0, 700, 100):
+            chunk = Chunk(1, 100, at == 600)
+            work = Work(0, -1, (), (chunk,), ids[at : at + 100])
+            seen = execution.run(StepPlan(at, open=opened if at == 0 else (), work=(work,)))
+            held.append(execution.nbytes)
+        execution.run(StepPlan(700, drop=(1,)))
+        sampled = seen[1]
+        assert isinstance(sampled, Sampled)
+        return sampled.token, held
+
+    token, held = run(700)
+    other, grown = run(0)
+    assert token == other
+    assert held == [held[0]] + [3 * held[0]] * 6, "256 columns, then 768"
+    assert len(set(grown)) > 2
+
+
 def test_who_is_noted_may_come_with_the_plan_in_which_another_that_was_noted_goes(execution: Execution) -> None:
     """Its logits were lost then, since what goes ends what is noted."""
     execution.run(begins(0, 1), Recording("one"))

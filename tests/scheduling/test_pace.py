@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from mlxcel_nb.scheduling.limits import Limits
-from mlxcel_nb.scheduling.pace import LEAST, START, Pace
+from mlxcel_nb.scheduling.pace import GROWTH, LEAST, START, Pace
 from mlxcel_nb.scheduling.scheduler import Scheduler
 from mlxcel_nb.scheduling.sequence import Request
 from mlxcel_nb.scheduling.step_plan import Chunk, StepPlan, Work
@@ -123,22 +123,31 @@ def test_a_chunk_of_twice_its_time_is_followed_by_one_of_half_the_length() -> No
     assert pace.length == START
     for seconds in (0.1, 0.1, 5.0):
         pace.decoded(seconds)
+    pace.read(2 * START, 0.4, 1)
+    assert pace.length == START / 2
+    for _ in range(30):
+        pace.read(START, 0.05, 1)
+    assert pace.length == pytest.approx(2 * START, abs=1)
+    for _ in range(30):
+        pace.read(2 * START, 0.2, 4)
+    assert pace.length == pytest.approx(4 * START, abs=1), "four groups, four times the round"
+
+
+def test_a_quick_step_counts_for_less_than_a_slow_one() -> None:
+    pace = Pace(2.0, 256)
+    pace.decoded(0.1)
     pace.read(START, 0.05, 1)
-    assert pace.length == 2 * START
-    pace.read(2 * START, 0.2, 1)
-    assert pace.length == START
-    pace.read(START, 0.1, 2)
-    assert pace.length == 2 * START, "two groups, twice the round"
+    assert pace.length == START + START * GROWTH
 
 
-def test_the_length_stays_within_its_bounds_and_moves_by_half_or_double() -> None:
+def test_the_length_stays_within_its_bounds_and_moves_by_half_or_towards_double() -> None:
     pace = Pace(2.0, 64)
     pace.decoded(0.1)
     pace.read(START, 1e-9, 1)
-    assert pace.length == 2 * START
-    for _ in range(5):
+    assert pace.length == START + START * GROWTH, "on the way to twice as much"
+    for _ in range(20):
         pace.read(64, 1e-9, 1)
-    assert pace.length == 64
+    assert pace.length == pytest.approx(64, abs=1)
     for _ in range(5):
         pace.read(64, 100.0, 1)
     assert pace.length == LEAST
@@ -180,10 +189,11 @@ def test_mixed_steps_read_along_what_leaves_them_their_time() -> None:
     assert pace.allowed(2, 1) == pace.allowed(4, 1) == START
     assert not pace.allowed(5, 1) and not pace.allowed(1, 1), "twice as many, or half as many, take another time"
     assert pace.allowed(2, 2) == START, "two get no more than one"
-    pace.read(START, 0.16, 1)
-    assert pace.allowed(2, 1) == 10
-    pace.read(20, 0.26, 1)
-    assert pace.allowed(2, 1) == 12, "of 160 ms beside a step's 100 only 100 are left"
+    for _ in range(30):
+        pace.read(START, 0.16, 1)
+    assert pace.allowed(2, 1) == pytest.approx(10, abs=1)
+    pace.read(10, 0.26, 1)
+    assert pace.allowed(2, 1) == 6, "of 160 ms beside a step's 100 only 100 are left"
 
 
 def test_many_who_wait_for_few_are_read_faster() -> None:

@@ -19,7 +19,7 @@ PLAN = StepPlan(
     free=(3, 4),
     adopt=(Adopt(2**52, 0, 11), Adopt(1, 3, 12, home=1)),
     restore=(Restore(5, (6, 8)),),
-    open=(Open(5, {"seed": 1, "stop": ["x"]}, (1, 2, 3), 2),),
+    open=(Open(5, {"seed": 1, "stop": ["x"]}, (1, 2, 3), 2, 0, 40),),
     work=(Work(0, -1, (), (Chunk(5, 3, False),), (4, 5, 6)), Work(1, 0, (6, 4), (Chunk(8, 2, True),), (7, 8, 9, 10))),
 )
 
