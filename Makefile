@@ -69,7 +69,8 @@ format: $(READY)
 shim:
 	cd mlxcel_nb/models/_blas && for arch in x86_64 aarch64; do \
 		own=$$([ $$arch = x86_64 ] || echo -mno-outline-atomics); \
-		$$arch-linux-gnu-gcc -O2 $$own -shared -fPIC -nostdlib -fno-stack-protector -fno-asynchronous-unwind-tables \
+		$$arch-linux-gnu-gcc -O2 $$own -shared -fPIC -nostdlib -fno-tree-loop-distribute-patterns \
+			-fno-stack-protector -fno-asynchronous-unwind-tables \
 			-fvisibility=hidden -Wl,--build-id=none,-s,-z,norelro,-z,noseparate-code,--hash-style=gnu,-soname,mlxcel-forward \
 			-o forward-$$arch.so forward.c || exit 1; done
 

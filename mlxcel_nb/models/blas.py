@@ -111,7 +111,7 @@ def products() -> int | None:
 
 def mark(power: int, silu: int) -> bool:
     """From now on a product of MLX's by the element at one of these addresses is no product: it is 2 ** x, or
-    x / (1 + exp(-x)), of each element x of the other matrix, (n, 1). Both stay there for as long as the process lives.
+    x / (1 + exp(-x)), of each element x of the other matrix, (n, 1). Both stay there until others are named; 0 is none.
 
     Returns:
         False where the forwarder has no such functions, or there is none.

@@ -11,8 +11,8 @@ Shapes: B sequences, H heads of queries, K of keys, L queries, S keys, D head di
 
 from __future__ import annotations
 
-import functools
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,26 +35,42 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Marks:
-    """Elements that the forwarder knows: multiplied by one of them, x is replaced by a function of it."""
+    """Elements that the forwarder knows: where x is multiplied by one of them, a function of it comes out."""
 
     power: mx.array
     silu: mx.array
 
 
-@functools.cache
-def _marks() -> Marks | None:
-    """None where the forwarder does not do it."""
-    marks = Marks(mx.array([[math.nan]]), mx.array([[math.nan]]))
-    mx.eval(marks.power, marks.silu)
-    addresses = [np.asarray(mark).ctypes.data for mark in (marks.power, marks.silu)]
-    if not blas.mark(*addresses):
-        return None
-    seen = mx.array([[3.0]]) @ marks.power  # by this MLX's way of multiplying
-    return marks if mx.allclose(seen, mx.array(8.0)).item() else None
+_lock = threading.Lock()
+_marks: list[Marks | None] = []
+"""What `prepare` has found, once for the process. The forwarder has their addresses."""
+
+
+def prepare() -> Marks | None:
+    """The forwarder's functions, if this process has them.
+
+    The first call evaluates arrays of its own; it is made before any forward is built.
+    """
+    with _lock:
+        if not _marks:
+            marks = Marks(mx.array([[math.nan]]), mx.array([[math.nan]]))
+            mx.eval(marks.power, marks.silu)
+            found = blas.mark(np.asarray(marks.power).ctypes.data, np.asarray(marks.silu).ctypes.data)
+            if found and not _works(marks):  # MLX multiplies in another way than it did
+                blas.mark(0, 0)
+                found = False
+            _marks.append(marks if found else None)
+        return _marks[0]
+
+
+def _works(marks: Marks) -> bool:
+    x = mx.arange(-40.0, 40.0)[:, None]
+    pairs = (x @ marks.power, 2.0**x), (x @ marks.silu, x * mx.sigmoid(x))
+    return all(mx.allclose(seen, right, rtol=1e-5, atol=1e-12).item() for seen, right in pairs)
 
 
 def _marks_for(x: mx.array) -> Marks | None:
-    return _marks() if x.dtype == mx.float32 and mx.default_device() == mx.cpu else None
+    return prepare() if x.dtype == mx.float32 and mx.default_device() == mx.cpu else None
 
 
 def _each(mark: mx.array, x: mx.array) -> mx.array:
@@ -62,7 +78,7 @@ def _each(mark: mx.array, x: mx.array) -> mx.array:
 
 
 def power_of_two(y: mx.array) -> mx.array:
-    """2 ** y, to 2e-7 of its value for float32; for y below -126, which is nothing beside 1, 2 ** -126."""
+    """2 ** y, to 2e-7 of its value, for float32 y <= 127; below -126, which is nothing beside 1, what it is there."""
     marks = _marks_for(y)
     return mx.power(2.0, y) if marks is None else _each(marks.power, y)
 

@@ -59,6 +59,7 @@ def stand_in(model: Any) -> list[Angles]:
             setattr(file, ATTENTION, Attention(theirs))
     if device.kind() != device.CPU:
         return []
+    processor.prepare()
     for file in files_of(model):
         if getattr(file, GATE, None) is activations.swiglu:
             setattr(file, GATE, processor.swiglu)

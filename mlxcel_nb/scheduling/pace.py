@@ -58,7 +58,7 @@ class Pace:
     @property
     def length(self) -> int:
         """Tokens that one prompt gets in a round of one group."""
-        return int(self._length)
+        return round(self._length)
 
     def allowed(self, decoding: int, wanting: int) -> int:
         """Tokens that the next step may read while `decoding` sequences decode and `wanting` wait; 0: they come first.

@@ -8,6 +8,9 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
@@ -137,10 +140,45 @@ blas.load_fast_blas(2)
 import pytest
 status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", "not forwarder", {__file__!r}])
 from mlxcel_nb.models import processor
-sys.exit(status or (0 if processor._marks() is not None else "exponentials do not come from the forwarder"))
+sys.exit(status or (0 if processor.prepare() is not None else "exponentials do not come from the forwarder"))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+@pytest.fixture
+def unprepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a process that has used none of it."""
+    known = processor.prepare()
+    monkeypatch.setattr(processor, "_marks", [])
+    yield
+    if known is not None:
+        blas.mark(*(np.asarray(mark).ctypes.data for mark in (known.power, known.silu)))
+
+
+@pytest.mark.usefixtures("unprepared")
+def test_where_mlx_does_not_multiply_as_it_did_nothing_is_taken_for_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "_works", lambda marks: False)
+    assert processor.prepare() is None
+    x = mx.arange(6.0)
+    assert mx.array_equal(processor.silu(x), x * mx.sigmoid(x)).item()
+    for _ in range(50):  # at whatever addresses
+        assert (x[:, None] @ mx.array([[3.0]])).reshape(-1).tolist() == [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
+
+
+@pytest.mark.usefixtures("unprepared")
+def test_threads_that_ask_first_get_the_same_functions() -> None:
+    together = threading.Barrier(4)
+
+    def ask() -> object:
+        together.wait(10)
+        return processor.prepare()
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [each.result(10) for each in [pool.submit(ask) for _ in range(4)]]
+    assert all(each is found[0] for each in found)
+    x = mx.arange(-5.0, 5.0)
+    assert mx.allclose(processor.silu(x), x * mx.sigmoid(x), atol=1e-6).item()
 
 
 def test_without_a_forwarder_there_are_no_marks(monkeypatch: pytest.MonkeyPatch) -> None:

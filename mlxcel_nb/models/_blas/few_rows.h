@@ -3,7 +3,8 @@
  *
  * sgemm packs the matrix before it multiplies; with so few rows that takes longer than the product. Here BESIDE rows of
  * the matrix at a time are read from where they are, once from memory, and multiplied by all the rows there are. An
- * element is the same whatever stands beside it: its sum goes in the same order for one row and for as many as come here.
+ * element is the same whatever stands beside it, beta being 0 or 1: its sum goes in the same order for one row and for
+ * as many as come here.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -84,10 +85,10 @@ static inline __attribute__((always_inline)) void TILE(const int R, const int C,
 }
 
 /* BESIDE rows of b at a time are multiplied by four rows of a, by the next four, and so on. Each of these passes fetches
- * some of the BESIDE rows of b that come after, into the second cache: the first one takes too few lines at a time to
- * keep memory busy. */
-static void NAMED(few)(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb, float beta,
-                float *c, long ldc) {
+ * some of the BESIDE rows of b that come after, into the second cache. Into the first one a core fetches fewer lines at a
+ * time than memory could give it: that was half as fast. */
+static void NAMED(few)(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb,
+                       float beta, float *c, long ldc) {
     int j = 0;
     for (; j + BESIDE <= n; j += BESIDE, b += BESIDE * ldb, c += BESIDE) {
         const float *rows = a, *next = b + BESIDE * ldb;
@@ -142,8 +143,8 @@ static inline __attribute__((always_inline)) void PLAIN_TILE(const int R, const 
 }
 
 /* n is a multiple of WIDTH. */
-static void NAMED(few_plain)(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb, float beta,
-                  float *c, long ldc) {
+static void NAMED(few_plain)(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb,
+                             float beta, float *c, long ldc) {
     for (int j = 0; j < n; j += 4 * WIDTH, b += 4 * WIDTH, c += 4 * WIDTH)
         for (int i = 0; i < m; i += 4) {
             const float *rows = a + i * lda;

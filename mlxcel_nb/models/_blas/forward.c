@@ -10,11 +10,12 @@
  * where sgemm packs it first.
  *
  * BLAS is the only foreign code that MLX calls on its thread, in the midst of its own work. So exponentials come this
- * way too (exponentials.h): a product by one of two known matrices of one element, which holds NaN, is none; what is
- * asked for is a function of each element.
+ * way too (exponentials.h): a product by one of two known 1 x 1 matrices is no product but a function of each element.
+ * They hold NaN.
  *
  * To rebuild both binaries, in the repository's root: `make shim` (Debian: gcc and gcc-aarch64-linux-gnu), which runs
- *   $ARCH-linux-gnu-gcc -O2 -shared -fPIC -nostdlib -fno-stack-protector -fno-asynchronous-unwind-tables \
+ *   $ARCH-linux-gnu-gcc -O2 -shared -fPIC -nostdlib -fno-tree-loop-distribute-patterns -fno-stack-protector \
+ *       -fno-asynchronous-unwind-tables \
  *       -fvisibility=hidden -Wl,--build-id=none,-s,-z,norelro,-z,noseparate-code,--hash-style=gnu,-soname,mlxcel-forward \
  *       -o forward-$ARCH.so forward.c
  * for x86_64 and, with -mno-outline-atomics, aarch64. The result does not depend on the time or the folder.
@@ -39,7 +40,10 @@ typedef void (*few_t)(int, int, int, float, const float *, long, const float *, 
 
 #include "helpers.h"
 
-enum { WORTH_HELP = 1 << 17 }; /* elements of the matrix, some 40 us: as long as it takes to wake somebody */
+enum {
+    WORTH_HELP = 1 << 17, /* elements of the matrix, some 20 us: about as long as it takes to wake somebody */
+    LONG = 128            /* elements of a row; of shorter ones the sums at the end cost too much for sgemm to be slower */
+};
 
 typedef void (*each_t)(long, const float *, float *);
 
@@ -48,7 +52,8 @@ static each_t power, silu;
 static const float *power_mark, *silu_mark; /* a product by one of these is that function */
 static int width;
 static int threads;
-static int few_rows, few_floats; /* more rows, of more floats where the matrix is large, are faster by sgemm */
+static int few_rows;   /* more are faster by sgemm, unless the matrix is large and ... */
+static int few_floats; /* ... all rows together are no more than this, which the second cache holds */
 
 #define PASTE_(name, isa) name##_##isa
 #define PASTE(name, isa) PASTE_(name, isa)
@@ -101,7 +106,7 @@ static void choose(void) {}
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* All four, or with a null sgemv every product goes to sgemm. */
+/* All four; with a null sgemv a matrix by a vector that is not made here goes to sgemm too. */
 EXPORT void mlxcel_blas_bind(sgemm_t s, dgemm_t d, cgemm_t c, sgemv_t v) {
     sgemm = s;
     dgemm = d;
@@ -117,7 +122,7 @@ EXPORT void mlxcel_blas_threads(int count) { __atomic_store_n(&threads, count, _
 EXPORT void mlxcel_blas_help(void) { help(); }
 
 /* From now on, a product by the element at one of these addresses is 2 ** x, or x / (1 + exp(-x)), of each element of the
- * other matrix, (n, 1). They stay alive for as long as this process does. 0 where there are no such functions. */
+ * other matrix, (n, 1). They stay where they are until others are named, or null. 0 where there are no such functions. */
 EXPORT int mlxcel_blas_marks(const float *of_power, const float *of_silu) {
     if (!power) return 0;
     power_mark = of_power, silu_mark = of_silu;
@@ -129,27 +134,35 @@ EXPORT unsigned long mlxcel_blas_calls(void) { return __atomic_load_n(&calls, __
 
 static void count(void) { __atomic_store_n(&calls, __atomic_load_n(&calls, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED); }
 
+/* c = alpha * a * b' + beta * c, all row by row, and nothing if that is not for `few`. Enough columns are shared out. */
+static int made_here(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb, float beta,
+                     float *c, long ldc) {
+    int large = (long)n * k >= WORTH_HELP;
+    if (m > few_rows && !(large && k >= LONG && (long)m * k <= few_floats)) return 0;
+    int wanted = __atomic_load_n(&threads, __ATOMIC_RELAXED) - 1, columns = (PIECE / k + 8) & ~7;
+    job_t asked = {few, m, n, k, columns, wanted, alpha, beta, a, b, c, lda, ldb, ldc};
+    if (wanted < 1 || !large || !make_together(&asked)) few(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    return 1;
+}
+
+/* The same by b. */
+static int made_plain_here(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb,
+                           float beta, float *c, long ldc) {
+    if (m > few_rows || n <= 0 || n % width || (long)n * k >= WORTH_HELP) return 0;
+    few_plain(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    return 1;
+}
+
 EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                         const float *b, int ldb, float beta, float *c, int ldc) {
     count();
-    if (k == 1 && n == 1 && power && (b == power_mark || b == silu_mark)) {
-        each_t each = b == power_mark ? power : silu;
-        if (ta == TRANS || lda == 1) each(m, a, c);
-        else
-            for (int i = 0; i < m; i++) each(1, a + (long)i * lda, c + (long)i * ldc);
-        return;
+    if (power && n == 1 && k == 1 && alpha == 1 && beta == 0 && (ta == TRANS || lda == 1)) {
+        if (b == power_mark) return power(m, a, c);
+        if (b == silu_mark) return silu(m, a, c);
     }
-    int known = few && order == ROW_MAJOR && ta == NO_TRANS && alpha != 0 && m > 0 && k > 0;
-    int large = (long)n * k >= WORTH_HELP;
-    if (known && tb == NO_TRANS && m <= few_rows && n > 0 && n % width == 0 && !large) {
-        few_plain(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-        return;
-    }
-    if (known && tb == TRANS && (m <= few_rows || (large && (long)m * k <= few_floats))) {
-        int wanted = __atomic_load_n(&threads, __ATOMIC_RELAXED) - 1, columns = (PIECE / k + 8) & ~7;
-        job_t asked = {few, m, n, k, columns, wanted, alpha, beta, a, b, c, lda, ldb, ldc};
-        if (wanted < 1 || !large || !make_together(&asked)) few(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-        return;
+    if (few && order == ROW_MAJOR && ta == NO_TRANS && alpha != 0 && m > 0 && k > 0) {
+        if (tb == TRANS && made_here(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)) return;
+        if (tb == NO_TRANS && made_plain_here(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)) return;
     }
     if (sgemv && order == ROW_MAJOR && m == 1 && k > 0 && (tb == NO_TRANS || tb == TRANS)) {
         /* c[n] = alpha * op(b)' a + beta * c; the row of a is contiguous, or a column with stride lda. */

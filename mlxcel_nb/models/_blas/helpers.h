@@ -30,7 +30,8 @@ static long system_call(long number, const void *a, long b, long c, long d) {
 static void pause_a_bit(void) { __asm__ volatile("yield"); }
 #endif
 
-enum { WAIT_PRIVATE = 128, WAKE_PRIVATE = 129, SPINS = 2000, PIECE = 1 << 15 }; /* PIECE: elements of the matrix that are taken at a time */
+enum { WAIT_PRIVATE = 128, WAKE_PRIVATE = 129, SPINS = 2000 };
+enum { PIECE = 1 << 15 }; /* elements of the matrix that are taken at a time */
 
 typedef struct {
     few_t make;
