@@ -221,13 +221,14 @@ def held() -> Held:
     gc.collect()
     if execution is None:
         return Held(0, 0, mx.get_active_memory())
-    while True:
+    for _ in range(100):
         try:
             blocks = sum(block.nbytes for block in list(execution._blocks.values()))
             nbytes = execution.nbytes
         except RuntimeError:  # the MLX thread, whose they are, has changed them meanwhile
             continue
         return Held(nbytes, nbytes - blocks, mx.get_active_memory())
+    raise RuntimeError("what is held changes all the time")
 
 
 def limit_engine(**changes: Any) -> None:
