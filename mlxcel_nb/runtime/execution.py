@@ -6,6 +6,8 @@ dies on the MLX thread.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +26,9 @@ from mlxcel_nb.runtime.outcomes import Outcome
 from mlxcel_nb.runtime.recording import Recording
 from mlxcel_nb.scheduling.step_plan import BLOCK, StepPlan, Work
 
+SHORT_S = 0.2
+"""A step that takes no longer is not looked at in between: whoever wants to stop it waits for its end."""
+
 
 class Execution:
     """One epoch on this member.
@@ -39,7 +44,6 @@ class Execution:
     def __init__(self, instance: Instance, epoch: int, check: Callable[[], None]) -> None:
         layout, me = instance.layout, instance.me
         self.epoch = epoch
-        self.layers_done = 0
         self.ran = -1
         self._instance = instance
         self._home = instance.home
@@ -56,6 +60,7 @@ class Execution:
         self._group_of: dict[int, int] = {}
         self._samplers: dict[int, Sampler] = {}
         self._blocks: dict[int, Block] = {}
+        self._token_s = math.inf  # what the latest step that read took, for each of its tokens
         self.recording: Recording | None = None
 
     @property
@@ -111,6 +116,13 @@ class Execution:
         return max((passes(self._part, len(work.sequences)) for work in plan.work), default=0)
 
     def _compute(self, work: Work, together: Group | Mixture) -> Outcome:
+        began = time.monotonic()
+        outcome = self._forwards(work, together)
+        if work.chunks:
+            self._token_s = (time.monotonic() - began) / work.size
+        return outcome
+
+    def _forwards(self, work: Work, together: Group | Mixture) -> Outcome:
         for lap in range(self._part.laps):
             on_layer = self._after_layer if self._layer_by_layer(work) else None
             forward = partial(self._forward, work, together, lap, on_layer)
@@ -212,14 +224,14 @@ class Execution:
         return self._groups[group].take_out(row)
 
     def _after_layer(self, layer: int, output: mx.array) -> None:
-        self.layers_done += 1
         if self.recording is not None:
             self.recording.on_layer(layer, output)
         self._check()
 
     def _layer_by_layer(self, work: Work) -> bool:
-        """Whether the step is long, and looked at after each layer."""
-        return (bool(work.chunks) or self.recording is not None) and self._collectives.breakable
+        """Whether the step may be long: then it is looked at after each layer, which are made one by one."""
+        may_be_long = bool(work.chunks) and work.size * self._token_s > SHORT_S
+        return (may_be_long or self.recording is not None) and self._collectives.breakable
 
     def _forward(
         self, work: Work, together: Group | Mixture, lap: int, on_layer: Callable[[int, mx.array], None] | None

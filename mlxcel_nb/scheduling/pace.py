@@ -9,7 +9,7 @@ whatever they cost beside their tokens.
 Where steps are mixed, each reads along what it may. Else chunks have steps of their own, which decode steps earn: over
 a round of all groups as many tokens as take about as long as the round, times `gap` - 1.
 
-Where many wait for few they count for more: with w that wait and d that decode, a round reads w (w - 1) / d times as
+Where many wait for few they count for more: with w that wait and d that decode, a round reads w (w - 1)^2 / d times as
 much. So one prompt gets no more than this share of any number of texts, nor do two beside two; of a burst of requests
 all are soon answered together, which is what batches are for, and the first of them has to wait for it.
 """
@@ -77,7 +77,7 @@ class Pace:
         return self._credit >= self.length
 
     def _round(self, decoding: int, wanting: int) -> int:
-        return min(self._most, self.length * max(1, wanting * (wanting - 1) // decoding))
+        return min(self._most, self.length * max(1, wanting * (wanting - 1) ** 2 // decoding))
 
     def _stale(self, decoding: int) -> bool:
         return decoding > 2 * self._looked_at or 2 * decoding <= self._looked_at

@@ -199,7 +199,7 @@ def test_mixed_steps_read_along_what_leaves_them_their_time() -> None:
 def test_many_who_wait_for_few_are_read_faster() -> None:
     pace = Pace(2.0, 256)
     pace.earn(1, decoding=3, wanting=4)
-    assert pace.allowed(3, 4) == 4 * START
+    assert pace.allowed(3, 4) == 12 * START
     pace.rest()
     pace.earn(1, decoding=1, wanting=100)
     assert pace.allowed(1, 100) == 256
