@@ -17,6 +17,9 @@ from mlxcel_nb.models.chat import ChatTemplates, chat_templates
 from mlxcel_nb.models.folder import read_json
 from mlxcel_nb.models.text import named_bytes
 
+LONG = 1 << 16
+"""Characters that take some 0.05 s to read. A node that a longer text held up would be taken for dead."""
+
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -184,6 +187,8 @@ class _FastBackend:
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special: bool) -> list[int]:
+        if len(text) > LONG:  # the call for several lets other threads run meanwhile; once used, it warns at every fork
+            return list(self._tokenizer.encode_batch([text], add_special_tokens=add_special)[0].ids)
         return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, ids: list[int], skip_special: bool) -> str:

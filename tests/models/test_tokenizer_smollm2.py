@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from gguf import GGUFReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
+from mlxcel_nb.models.tokenizer import LONG, Tokenizer, load_tokenizer
 
 TEXTS = [
     "",
@@ -178,3 +179,17 @@ def test_ids_and_chat_prompts_are_transformers_own(smollm2: Path, tokenizer: Tok
         for prompt in (True, False):
             want = theirs.apply_chat_template(chat, add_generation_prompt=prompt, return_dict=False)
             assert tokenizer.chat_prompt(chat, add_generation_prompt=prompt) == want
+
+
+def test_a_very_long_text_is_read_as_any_other_and_lets_other_threads_run(tokenizer: Tokenizer) -> None:
+    """A server took one of several MB; its heartbeats stood still, and its engine was taken for dead."""
+    text = "The quick brown fox, " * (20 * LONG // 21)
+    with ThreadPoolExecutor(1) as pool:
+        reading, turns = pool.submit(tokenizer.encode, text), 0
+        while not reading.done():
+            wait([reading], timeout=0.001)
+            turns += 1
+    ids = reading.result()
+    assert turns > 20
+    assert ids[:1000] == tokenizer.encode(text[: LONG // 4])[:1000]
+    assert tokenizer.decode(ids) == text
