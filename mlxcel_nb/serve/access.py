@@ -87,8 +87,10 @@ class Access:
     def check_origin(self, origin: str | None, host: str) -> None:
         """Refuse a web page from elsewhere. Programs that are no browsers send no origin."""
         if origin is not None and not self.allows_origin(origin, host):
-            what = f"web pages from {origin!r:.100} may not use this server"
-            raise ApiError(403, f"{what}; start it with --allow-origin {origin:.100} if they should", code="origin")
+            how = f"start it with --allow-origin {origin:.100} if they should"
+            if not is_origin(origin):  # "null": a file, or a frame without rights
+                how = "only those of an http or https address can be let in"
+            raise ApiError(403, f"web pages from {origin!r:.100} may not use this server; {how}", code="origin")
 
     def check_key(self, headers: Mapping[str, str]) -> None:
         """Compare in a time that tells nothing of the key.
@@ -127,17 +129,23 @@ def is_loopback(host: str) -> bool:
         return host.rstrip(".").lower() == "localhost"
 
 
+def is_origin(origin: str) -> bool:
+    """Whether a browser sends this as the origin of pages from some address."""
+    try:
+        parts = urlsplit(origin)
+        _ = parts.port
+    except ValueError:
+        return False
+    whole = f"{parts.scheme}://{parts.netloc}" == origin
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and whole
+
+
 def check_origin(origin: str) -> None:
     """Refuse what no browser would send as an origin.
 
     Raises:
         ConfigError
     """
-    try:
-        parts = urlsplit(origin)
-        good = parts.scheme in ("http", "https") and parts.hostname and f"{parts.scheme}://{parts.netloc}" == origin
-        _ = parts.port
-    except ValueError:
-        good = False
-    if not good:
-        raise ConfigError(f"{origin!r} is no origin", advice="As in: --allow-origin http://localhost:8888")
+    if not is_origin(origin):
+        advice = "As in: --allow-origin http://localhost:8888, with nothing after it, not even a slash."
+        raise ConfigError(f"{origin!r} is no origin", advice=advice)

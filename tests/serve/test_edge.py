@@ -142,6 +142,9 @@ def test_names_and_pages_that_are_not_ours_are_kept_out(server: ApiServer) -> No
     assert error_of(ask(server, "GET", "/health", headers={"host": "evil.example"}))["status"] == 403
     answer = ask(server, "POST", "/v1/completions", CHAT, {"origin": "http://evil.example"})
     assert error_of(answer)["status"] == 403 and "access-control-allow-origin" not in answer[1]
+    assert "--allow-origin http://evil.example" in error_of(answer)["message"]
+    of_a_file = error_of(ask(server, "POST", "/v1/completions", CHAT, {"origin": "null"}))
+    assert of_a_file["status"] == 403 and "--allow-origin" not in of_a_file["message"], "which would refuse it"
     assert ask(server, "OPTIONS", "/v1/completions", headers={"origin": "http://evil.example"})[0] == 403
     assert ask(server, "GET", "/health", headers={"host": "localhost"})[0] == 503
 
