@@ -30,7 +30,7 @@ class Limits:
         padded: whether rows of a group take as much as its longest; else each takes its own.
         kept: share of each room that kept blocks take at most; they give way to sequences anyway.
         gap: a stream's time from token to token may grow to about this many times its idle one while prompts are read;
-            0 for 1.8 where steps are mixed, and else 2.25, since a chunk by itself takes the time to read the weights.
+            0 for 1.6 where steps are mixed, and else 2.25, since a chunk by itself takes the time to read the weights.
     """
 
     rooms: tuple[tuple[Room, ...], ...]
@@ -57,7 +57,7 @@ class Limits:
     @property
     def slowdown(self) -> float:
         """The `gap` that counts."""
-        return self.gap or (1.8 if self.mixed else 2.25)
+        return self.gap or (1.6 if self.mixed else 2.25)
 
     @property
     def homes(self) -> int:
