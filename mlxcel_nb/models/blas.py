@@ -3,8 +3,9 @@
 MLX's CPU wheel for Linux links the reference BLAS, 10 to 70 times slower than OpenBLAS on products. This module puts
 OpenBLAS in front of it, without a compiler on the host: a small prebuilt forwarder (`_blas/forward.c`) is loaded
 globally before MLX and passes MLX's calls on, but for products of a few rows, which it makes itself: a decode step's
-take half the time. It takes exponentials too (`mark`), of which MLX's CPU build takes one at a time. Where no forwarder
-fits the machine, a system OpenBLAS is loaded globally instead; else the reference BLAS stays and the report says why.
+take two thirds of the time. It takes exponentials too (`mark`), which MLX's CPU build takes one by one. Where no
+forwarder fits the machine, a system OpenBLAS is loaded globally instead; else the reference BLAS stays and the report
+says why.
 
 Call `load_fast_blas` once per process, before anything imports `mlx.core`, from any thread. It loads only libraries
 that Python's own packages or the system's loader provide.

@@ -187,7 +187,7 @@ class _FastBackend:
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special: bool) -> list[int]:
-        if len(text) > LONG:  # the call for several lets other threads run meanwhile; once used, it warns at every fork
+        if len(text) > LONG:  # the call for several lets other threads run meanwhile
             return list(self._tokenizer.encode_batch([text], add_special_tokens=add_special)[0].ids)
         return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
