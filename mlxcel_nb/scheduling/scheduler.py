@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from mlxcel_nb.errors import Busy
 from mlxcel_nb.scheduling.adoption import Adoption
 from mlxcel_nb.scheduling.bounds import most_tokens
 from mlxcel_nb.scheduling.draft import Draft
@@ -80,16 +79,10 @@ class Scheduler:
 
         Raises:
             RequestError: it can never run.
-            Busy: too much is waiting already.
+            Busy: too much is waiting already, or too much of the same owner.
         """
         limit = most_tokens(request, self.limits, [home.budget.longest for home in self._homes])
-        waiting, tokens = len(self._waiting), self._waiting.tokens
-        bound = self.limits.max_waiting_tokens
-        if waiting >= self.limits.max_waiting or (waiting and tokens + len(request.prompt) > bound):
-            raise Busy(
-                f"{waiting} requests with {tokens} tokens are waiting already",
-                advice="Ask again in a while, or load the model on more nodes.",
-            )
+        self._waiting.check_room(request, self.limits.max_waiting, self.limits.max_waiting_tokens)
         sequence = Sequence(next(self._numbers), request, limit, now, list(request.prompt))
         self._waiting.add(sequence)
         return sequence

@@ -12,7 +12,9 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 
-from mlxcel_nb.scheduling.sequence import Sequence
+from mlxcel_nb.errors import Busy
+from mlxcel_nb.scheduling.sequence import Request, Sequence
+from mlxcel_nb.util.shares import has_room
 
 AHEAD = 8
 """Requests of one owner that may be asked in before those in front of them, which wait for what another is reading."""
@@ -28,6 +30,21 @@ class Waiting:
 
     def __len__(self) -> int:
         return len(self._put_back) + sum(map(len, self._owners.values()))
+
+    def check_room(self, request: Request, bound: int, bound_tokens: int) -> None:
+        """Whether one more may wait. Nobody's requests take all the room that there is.
+
+        Raises:
+            Busy: it may not.
+        """
+        own, tokens = self._owners.get(request.owner, ()), len(request.prompt)
+        own_tokens = sum(len(each.tokens) for each in own)
+        fits = has_room(len(own), len(self), bound) and has_room(own_tokens, self.tokens, bound_tokens, tokens)
+        if len(self) and not fits:
+            raise Busy(
+                f"{len(self)} requests with {self.tokens} tokens are waiting already, {len(own)} of them yours",
+                advice="Ask again in a while, or load the model on more nodes.",
+            )
 
     def add(self, sequence: Sequence) -> None:
         self._owners.setdefault(sequence.request.owner, deque()).append(sequence)

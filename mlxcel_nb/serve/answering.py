@@ -113,8 +113,8 @@ class Answering:
     def __init__(
         self, cluster: Cluster, ask: Ask, prompts: list[list[int]], form: Form | None, metrics: Metrics, caller: str
     ) -> None:
+        self.caller = caller
         self._cluster = cluster
-        self._caller = caller
         self._wanted = [(ids, ask.params.variant(i)) for ids in prompts for i in range(ask.n)]
         self._parts = [_Part(i, Reader(form) if form else None) for i in range(len(self._wanted))]
         self._metrics = metrics
@@ -177,9 +177,9 @@ class Answering:
         self._arrived.set()
 
     async def _answer(self, part: _Part, ids: list[int], params: SamplingParams) -> None:
-        meter = self._metrics.begin(len(ids))
+        meter = self._metrics.begin(self.caller, len(ids))
         try:
-            stream = await asyncio.to_thread(self._cluster.stream, ids, params, caller=self._caller)
+            stream = await asyncio.to_thread(self._cluster.stream, ids, params, caller=self.caller)
             await self._read(part, stream, meter)
         except MlxcelError as error:
             meter.end("cancelled" if isinstance(error, Cancelled) else "error")

@@ -31,6 +31,7 @@ from mlxcel_nb.serve.replies import send_stream, send_whole, unless_gone
 from mlxcel_nb.serve.requests import Ask
 from mlxcel_nb.serve.served import Served
 from mlxcel_nb.serve.tools import Form
+from mlxcel_nb.util.shares import has_room
 
 MAX_IN_FLIGHT = 256
 """Requests that may be under way, those included that the engines let wait: bounds what they take here."""
@@ -104,21 +105,23 @@ class Api:
 
     async def _job(self, request: Request, path: str, body: dict[str, Any]) -> Job:
         self.served.check()
-        self._check_room()
+        caller = caller_of(request, body)
+        self._check_room(caller)
         ask = GENERATORS[path](body, longest=self.served.longest)
         name = self.served.check_name(ask.model)
         prompts, form = await self.served.prepare(ask)
-        self._check_room()  # others may have come meanwhile
-        return Job(ask=ask, name=name, prompts=prompts, form=form, caller=caller_of(request, body))
+        self._check_room(caller)  # others may have come meanwhile
+        return Job(ask=ask, name=name, prompts=prompts, form=form, caller=caller)
 
-    def _check_room(self) -> None:
+    def _check_room(self, caller: str) -> None:
         now = time.monotonic()
-        if (retry_s := self.backlog.retry_s(now)) is not None:
-            wait_s = self.backlog.wait_s(now)
-            what = f"{self.backlog.waiting} requests wait for a first token, and another would for about {wait_s:.0f} s"
+        if (retry_s := self.backlog.retry_s(caller, now)) is not None:
+            ahead, wait_s = self.backlog.ahead(caller), self.backlog.wait_s(caller, now)
+            what = f"{ahead} requests go before this one, which would wait for its first token for about {wait_s:.0f} s"
             raise ApiError(429, what, code="busy", retry_s=retry_s)
-        if len(self.live) >= MAX_IN_FLIGHT:
-            what = f"{len(self.live)} requests are under way"
+        own = sum(answering.caller == caller for answering in self.live)
+        if not has_room(own, len(self.live), MAX_IN_FLIGHT):
+            what = f"{len(self.live)} requests are under way, {own} of them yours"
             raise ApiError(429, what, code="busy", retry_s=failures.BUSY_RETRY_S)
 
     async def _ticket(self, request: Request) -> Response:

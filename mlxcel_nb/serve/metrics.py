@@ -53,16 +53,16 @@ class Metrics:
         Gauge("mlxcel_ready", "1 when the model can be had.", registry=registry).set_function(self._ready)
         room = "Tokens of the longest request there can be; 0 where nobody knows."
         Gauge("mlxcel_request_capacity_tokens", room, registry=registry).set_function(self._capacity)
-        wait = "How long a request that comes now is likely to wait for its first token."
+        wait = "How long until all that wait now are likely to have their first token."
         gauge = Gauge("mlxcel_expected_wait_seconds", wait, registry=registry)
-        gauge.set_function(lambda: backlog.wait_s(time.monotonic()))
+        gauge.set_function(lambda: backlog.drain_s(time.monotonic()))
         registry.register(EngineSeries(lambda: served.status))
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
 
-    def begin(self, prompt_tokens: int) -> Meter:
-        return Meter(self, prompt_tokens)
+    def begin(self, caller: str, prompt_tokens: int) -> Meter:
+        return Meter(self, caller, prompt_tokens)
 
     def _ready(self) -> float:
         return float(self.served.problem() is None)
@@ -78,15 +78,16 @@ class Meter:
     Tokens are counted when they come, whether or not the answer is ever whole: those of a prompt with the first text.
     """
 
-    def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
+    def __init__(self, metrics: Metrics, caller: str, prompt_tokens: int) -> None:
         self._metrics = metrics
+        self._caller = caller
         self._prompt_tokens = prompt_tokens
         self._made = 0
         self._began = time.monotonic()
         self._last: float | None = None
         self._ended = False
         metrics.waiting.inc()
-        metrics.backlog.come(self._began)
+        metrics.backlog.come(caller, self._began)
 
     def piece(self, tokens: int) -> None:
         """A piece of text came, of so many tokens: of several that came together, each took its share of the time."""
@@ -94,7 +95,7 @@ class Meter:
         if self._last is None:
             self._metrics.waiting.dec()
             self._metrics.running.inc()
-            self._metrics.backlog.served(now)
+            self._metrics.backlog.served(self._caller, now)
             self._metrics.ttft.observe(now - self._began)
             self._metrics.tokens_in.inc(self._prompt_tokens)
         else:
@@ -112,7 +113,10 @@ class Meter:
         metrics = self._metrics
         if self._last is None:
             metrics.waiting.dec()
-            metrics.backlog.served(time.monotonic()) if completion is not None else metrics.backlog.leave()
+            if completion is None:
+                metrics.backlog.leave(self._caller)
+            else:
+                metrics.backlog.served(self._caller, time.monotonic())
         else:
             metrics.running.dec()
         metrics.answers.labels(reason).inc()

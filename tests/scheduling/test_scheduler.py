@@ -152,10 +152,18 @@ def test_the_queue_is_bounded_in_number() -> None:
     one = scheduler(max_waiting=2)
     one.add(request(1), 0.0)
     one.add(request(2), 0.0)
-    with pytest.raises(Busy, match=r"2 requests with 2 tokens are waiting already\. Ask again"):
+    with pytest.raises(Busy, match=r"2 requests with 2 tokens are waiting already, 2 of them yours\. Ask again"):
         one.add(request(3), 0.0)
     plan(one)
     one.add(request(3), 0.0)
+
+
+def test_one_owner_does_not_fill_the_queue() -> None:
+    one = scheduler(max_waiting=8)
+    with pytest.raises(Busy, match=r"6 requests with 6 tokens are waiting already, 6 of them yours"):
+        for each in range(8):
+            one.add(request(each + 1, owner="greedy"), 0.0)
+    one.add(request(9, owner="other"), 0.0)
 
 
 def test_the_queue_is_bounded_in_tokens_but_one_may_always_wait() -> None:
@@ -288,7 +296,7 @@ def test_homes_take_turns_unless_one_is_asked_for() -> None:
 
 def test_one_rank_may_have_all_the_work_and_then_the_other_one_request() -> None:
     """200 requests on one rank, then one on the other: all are answered."""
-    simulation = Simulation(Limits(rooms=LARGE * 2, max_rows=16), 2)
+    simulation = Simulation(Limits(rooms=LARGE * 2, max_rows=16, max_waiting=300), 2)
     for each in range(200):
         simulation.ask(request(1 + each % 190, home=0, max_tokens=3))
     simulation.ask(request(5, home=1, max_tokens=3))
