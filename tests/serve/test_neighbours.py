@@ -7,12 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlxcel_nb.cluster.secret import Secret
-from mlxcel_nb.serve.neighbours import is_stranger, user_of
+from mlxcel_nb.serve import neighbours
+from mlxcel_nb.serve.neighbours import NOBODY, Address, asked_of_kernel, is_stranger, read_from_tables, user_of
 from mlxcel_nb.serve.served import Served
 from mlxcel_nb.serve.server import ApiServer
 
@@ -21,11 +23,12 @@ TABLE = """\
    0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000     7        0 1 1 0 100 0 0 10 0
    1: 0100007F:1F40 0100007F:C001 01 00000000:00000000 00:00000000 00000000     7        0 2 1 0 20 4 30 10 -1
    2: 0100007F:C001 0100007F:1F40 01 00000000:00000000 00:00000000 00000000  1234        0 3 1 0 20 4 30 10 -1
+   3: 0100007F:C004 0100007F:1F40 06 00000000:00000000 03:00001518 00000000     0        0 0 3 0
 """
 TABLE6 = """\
   sl  local_address                         remote_address                        st tx_queue rx_queue tr tm->when retrnsmt   uid
-   0: 00000000000000000000000001000000:C002 00000000000000000000000001000000:1F40 01 00000000:00000000 00:00000000 00000000  1235
-   1: 0000000000000000FFFF00000100007F:C003 0000000000000000FFFF00000100007F:1F40 01 00000000:00000000 00:00000000 00000000  1236
+   0: 00000000000000000000000001000000:C002 00000000000000000000000001000000:1F40 01 00000000:00000000 00:00000000 00000000  1235        0 4
+   1: 0000000000000000FFFF00000100007F:C003 0000000000000000FFFF00000100007F:1F40 01 00000000:00000000 00:00000000 00000000  1236        0 4
 broken
 """  # noqa: E501
 
@@ -36,17 +39,51 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="no other system tell
 @little
 @pytest.mark.parametrize(
     ("host", "port", "user"),
-    [("127.0.0.1", 0xC001, 1234), ("::1", 0xC002, 1235), ("127.0.0.1", 0xC003, 1236), ("127.0.0.1", 0xC004, None)],
+    [
+        ("127.0.0.1", 0xC001, 1234),
+        ("::1", 0xC002, 1235),
+        ("127.0.0.1", 0xC003, 1236),
+        ("127.0.0.1", 0xC004, NOBODY),
+        ("127.0.0.1", 0xC005, None),
+    ],
 )
 def test_the_tables_of_the_system_say_whose_a_socket_is(tmp_path: Path, host: str, port: int, user: int | None) -> None:
     tables = [tmp_path / "tcp", tmp_path / "absent", tmp_path / "tcp6"]
     tables[0].write_text(TABLE)
     tables[2].write_text(TABLE6)
-    assert user_of((host, port), (host, 8000), tables) == user
+    assert read_from_tables((host, port), (host, 8000), tables) == user
 
 
 @linux
-def test_our_own_connections_are_ours() -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("way", [asked_of_kernel, read_from_tables, user_of])
+def test_our_own_connections_are_ours(way: Callable[[Address, Address], int | None], host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with (
+        socket.create_server((host, 0), family=family) as server,
+        socket.create_connection(server.getsockname()[:2]) as ours,
+    ):
+        peer, here = ours.getsockname()[:2], ours.getpeername()[:2]
+        assert way(peer, here) == os.getuid()
+
+
+@linux
+@pytest.mark.parametrize("way", [asked_of_kernel, read_from_tables])
+def test_who_has_hung_up_is_nobody(way: Callable[[Address, Address], int | None]) -> None:
+    """The kernel calls the owner of what is left of a socket root, whoever it was."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as ours:
+            peer, here = ours.getsockname(), ours.getpeername()
+        assert way(peer, here) == NOBODY
+        assert is_stranger(NOBODY)
+
+
+@linux
+def test_where_the_kernel_does_not_answer_the_tables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> int:
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(neighbours, "asked_of_kernel", refuses)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
         assert user_of(ours.getsockname(), ours.getpeername()) == os.getuid()
 
