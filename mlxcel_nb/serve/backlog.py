@@ -43,9 +43,13 @@ class Backlog:
         self.waiting[caller] += 1
 
     def served(self, caller: str, now: float) -> None:
-        """One has its first text, or its end without any."""
+        """One has its first text, or its end without any.
+
+        Of one that waited alone nothing is learned: it shows how long one takes, not how many go side by side.
+        """
         self.leave(caller)
-        self._gaps.append(now - self._since)
+        if self.waiting:
+            self._gaps.append(now - self._since)
         self._since = now
 
     def leave(self, caller: str) -> None:

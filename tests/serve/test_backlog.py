@@ -87,6 +87,16 @@ def test_silence_counts_and_an_idle_time_does_not() -> None:
     assert backlog.wait_s("a", now + 300) == pytest.approx(10.0), "the rate is remembered"
 
 
+def test_those_who_come_one_by_one_do_not_make_the_next_burst_wait() -> None:
+    backlog, now = Backlog(), 1000.0
+    for _ in range(LATEST):
+        backlog.come("a", now)
+        backlog.served("a", now := now + 3.0)
+    for _ in range(UNKNOWN):
+        assert backlog.retry_s("a", now) is None, "three seconds alone are not 96 for 32 that are read together"
+        backlog.come("a", now)
+
+
 def test_whoever_comes_first_is_let_in_and_counts() -> None:
     backlog = Backlog()
     assert backlog.retry_s("a", 5.0) is None
