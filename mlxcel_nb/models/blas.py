@@ -82,8 +82,8 @@ def set_threads(threads: int) -> BlasReport:
     if _openblas is not None and _report is not None:
         library, prefix = _openblas
         threads = max(1, threads)
-        library[f"{prefix}openblas_set_num_threads"](ctypes.c_int(threads))
-        if _forwarder is not None:
+        library[f"{prefix}openblas_set_num_threads"](ctypes.c_int(threads if _forwarder is None else 1))
+        if _forwarder is not None:  # shares products out itself
             _forwarder.mlxcel_blas_threads(ctypes.c_int(threads))
             _start_helpers(_forwarder, threads - 1)
         _report = current = BlasReport(current.name, current.path, threads, current.reason)
@@ -91,7 +91,7 @@ def set_threads(threads: int) -> BlasReport:
 
 
 def _start_helpers(forwarder: ctypes.CDLL, count: int) -> None:
-    """So many threads that help with products of few rows and sleep in between. They are never ended, only left out."""
+    """So many threads that help with large products and sleep in between. They are never ended, only left out."""
     while len(_helpers) < count:
         helper = threading.Thread(target=forwarder.mlxcel_blas_help, name=f"blas-{len(_helpers) + 1}", daemon=True)
         try:

@@ -30,8 +30,9 @@ rng = np.random.default_rng(0)
 worst = 0.0
 EVEN = [(m, 4 * (1 + m % 19), 8 + m) for m in range(1, 35)]  # whole registers, of a matrix as it is
 LARGE = [(m, 700 + m, 200 + m) for m in (1, 2, 3, 7, 32)]  # worth the help of other threads
+SHARED = [(40, 901, 99), (901, 40, 99), (300, 301, 70), (301, 300, 70)]  # shared out by columns, and by rows
 ODD = [(1, 7, 5), (1, 300, 64), (5, 1, 9), (33, 65, 17), (1, 1, 1), (128, 128, 128)]
-for m, n, k in [*ODD, *FEW, *EVEN, *LARGE]:
+for m, n, k in [*ODD, *FEW, *EVEN, *LARGE, *SHARED]:
     for left, right in [(0, 0), (0, 1), (1, 0), (1, 1)]:
         a = rng.standard_normal((k, m) if left else (m, k), dtype=np.float32)
         b = rng.standard_normal((n, k) if right else (k, n), dtype=np.float32)
@@ -109,7 +110,7 @@ worst = []
 def work():
     stream = mx.new_stream(mx.cpu)
     for m in range(1, 200):
-        a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((1 + m % 32, 300), (900, 300)))
+        a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((1 + m % 64, 300), (900, 300)))
         got = mx.matmul(mx.array(a), mx.array(b).T, stream=stream)
         worst.append(float(np.abs(np.array(got) - a @ b.T).max()))
 threads = [threading.Thread(target=work) for _ in range(3)]
@@ -127,13 +128,15 @@ def makes_few_rows() -> bool:
     return MACHINE == "aarch64" or "avx512f" in flags or ("avx2" in flags and "fma" in flags)
 
 
-def test_the_thread_count_is_the_library_s_own() -> None:
+def test_products_are_shared_out_here_or_by_the_library_and_not_by_both() -> None:
     seen = fresh(
-        "import json\nfrom mlxcel_nb.models import blas\nblas.load_fast_blas(2)\nlib, prefix = blas._openblas\n"
-        "get = lib[prefix + 'openblas_get_num_threads']\nfirst = get()\nsecond = blas.load_fast_blas(1)\n"
-        "print(json.dumps([first, get(), second.threads]))"
+        "import json\nfrom mlxcel_nb.models import blas\nfirst = blas.load_fast_blas(2).threads\n"
+        "lib, prefix = blas._openblas\nget = lib[prefix + 'openblas_get_num_threads']\n"
+        "shared = [get(), len(blas._helpers)]\nblas._forwarder = None\n"
+        "second = blas.load_fast_blas(2).threads\n"
+        "print(json.dumps([first, shared, second, get()]))"
     )
-    assert seen == [2, 1, 1]
+    assert seen == [2, [1, 1], 2, 2]
 
 
 def test_loading_it_after_mlx_is_reported_and_does_not_fail() -> None:

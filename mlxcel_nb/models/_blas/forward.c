@@ -5,9 +5,12 @@
  * binary serves glibc and musl: Python looks the four functions up in the fast library and passes them to
  * mlxcel_blas_bind, which must be called before the first product.
  *
- * Products of a few rows are made here (few_rows.h), large ones by several threads (helpers.h) that Python starts. Where
- * this processor has no instructions for that, one of a single row is a matrix by a vector: sgemv reads the matrix once,
- * where sgemm packs it first.
+ * Products of a few rows are made here (few_rows.h). Where this processor has no instructions for that, one of a single
+ * row is a matrix by a vector: sgemv reads the matrix once, where sgemm packs it first.
+ *
+ * Large products are shared out among threads that Python starts (helpers.h), also those that the fast library makes,
+ * which is told to use one thread: its own threads wait for each other at every block, so that on a machine where others
+ * work too a product took up to a hundred times as long.
  *
  * BLAS is the only foreign code that MLX calls on its thread, in the midst of its own work. So exponentials come this
  * way too (exponentials.h): a product by one of two known 1 x 1 matrices is no product but a function of each element.
@@ -41,6 +44,9 @@ typedef void (*few_t)(int, int, int, float, const float *, long, const float *, 
 #include "helpers.h"
 
 enum {
+    PIECE = 1 << 15,        /* elements of the matrix that are taken at a time of a product of few rows */
+    LEAST_PIECE = 64,       /* columns or rows that are taken of any other; each time the other matrix is packed anew */
+    WORTH_SHARING = 1 << 20, /* multiplications of any other: some 30 us */
     WORTH_HELP = 1 << 17, /* elements of the matrix, some 20 us: about as long as it takes to wake somebody */
     LONG = 128            /* elements of a row; of shorter ones the sums at the end cost too much for sgemm to be slower */
 };
@@ -115,7 +121,7 @@ EXPORT void mlxcel_blas_bind(sgemm_t s, dgemm_t d, cgemm_t c, sgemv_t v) {
     choose();
 }
 
-/* How many threads the library uses, and products of few rows. */
+/* How many threads make a product. The fast library has been told to use one. */
 EXPORT void mlxcel_blas_threads(int count) { __atomic_store_n(&threads, count, __ATOMIC_RELAXED); }
 
 /* Help with large products of few rows: for threads that have nothing else to do, for it does not return. */
@@ -134,15 +140,39 @@ EXPORT unsigned long mlxcel_blas_calls(void) { return __atomic_load_n(&calls, __
 
 static void count(void) { __atomic_store_n(&calls, __atomic_load_n(&calls, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED); }
 
-/* c = alpha * a * b' + beta * c, all row by row, and nothing if that is not for `few`. Enough columns are shared out. */
-static int made_here(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb, float beta,
-                     float *c, long ldc) {
-    int large = (long)n * k >= WORTH_HELP;
-    if (m > few_rows && !(large && k >= LONG && (long)m * k <= few_floats)) return 0;
-    int wanted = __atomic_load_n(&threads, __ATOMIC_RELAXED) - 1, columns = (PIECE / k + 8) & ~7;
-    job_t asked = {few, m, n, k, columns, wanted, alpha, beta, a, b, c, lda, ldb, ldc};
-    if (wanted < 1 || !large || !make_together(&asked)) few(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+static void few_columns(const job_t *x, int j, int n) {
+    few(x->m, n, x->k, x->alpha, x->a, x->lda, x->b + (long)j * x->ldb, x->ldb, x->beta, x->c + j, x->ldc);
+}
+
+static void columns(const job_t *x, int j, int n) {
+    const float *b = x->b + (x->tb == NO_TRANS ? j : (long)j * x->ldb);
+    sgemm(ROW_MAJOR, x->ta, x->tb, x->m, n, x->k, x->alpha, x->a, x->lda, b, x->ldb, x->beta, x->c + j, x->ldc);
+}
+
+static void rows(const job_t *x, int i, int m) {
+    const float *a = x->a + (x->ta == NO_TRANS ? (long)i * x->lda : i);
+    float *c = x->c + (long)i * x->ldc;
+    sgemm(ROW_MAJOR, x->ta, x->tb, m, x->n, x->k, x->alpha, a, x->lda, x->b, x->ldb, x->beta, c, x->ldc);
+}
+
+/* c = alpha * a * b' + beta * c, all row by row, and nothing if that is not for `few`. */
+static int made_here(job_t *x) {
+    int large = (long)x->n * x->k >= WORTH_HELP;
+    if (x->m > few_rows && !(large && x->k >= LONG && (long)x->m * x->k <= few_floats)) return 0;
+    x->make = few_columns, x->all = x->n, x->piece = (PIECE / x->k + 8) & ~7;
+    if (!large || x->wanted < 1 || !make_together(x)) few_columns(x, 0, x->n);
     return 1;
+}
+
+/* The same of any product by the fast library, or nothing if that is not worth while: two pieces for each thread, so
+ * that one which is late keeps the others waiting for no more than one. */
+static int made_together(job_t *x) {
+    if (x->wanted < 1 || (long)x->m * x->n * x->k < WORTH_SHARING) return 0;
+    int wide = x->n >= x->m, pieces = 2 * (x->wanted + 1);
+    x->make = wide ? columns : rows, x->all = wide ? x->n : x->m;
+    x->piece = ((x->all + pieces - 1) / pieces + 15) & ~15;
+    if (x->piece < LEAST_PIECE) x->piece = LEAST_PIECE;
+    return make_together(x);
 }
 
 /* The same by b. */
@@ -160,8 +190,10 @@ EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float al
         if (b == power_mark) return power(m, a, c);
         if (b == silu_mark) return silu(m, a, c);
     }
+    int wanted = __atomic_load_n(&threads, __ATOMIC_RELAXED) - 1;
+    job_t asked = {0, 0, 0, wanted, ta, tb, m, n, k, alpha, beta, a, b, c, lda, ldb, ldc};
     if (few && order == ROW_MAJOR && ta == NO_TRANS && alpha != 0 && m > 0 && k > 0) {
-        if (tb == TRANS && made_here(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)) return;
+        if (tb == TRANS && made_here(&asked)) return;
         if (tb == NO_TRANS && made_plain_here(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)) return;
     }
     if (sgemv && order == ROW_MAJOR && m == 1 && k > 0 && (tb == NO_TRANS || tb == TRANS)) {
@@ -173,6 +205,7 @@ EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float al
             sgemv(order, NO_TRANS, n, k, alpha, b, ldb, a, step, beta, c, 1);
         return;
     }
+    if (order == ROW_MAJOR && m > 0 && n > 0 && made_together(&asked)) return;
     sgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 

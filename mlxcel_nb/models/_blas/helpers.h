@@ -1,4 +1,4 @@
-/* Threads that help to make a product: each takes pieces of its columns until none is left.
+/* Threads that help to make a product: each takes pieces of its columns, or rows, until none is left.
  *
  * Nobody waits for a helper that has not begun: whoever asked for the product takes pieces too, and has made it alone if
  * need be. A helper that has nothing to do spins for a moment, since the next product of a step comes soon, then sleeps
@@ -31,22 +31,23 @@ static void pause_a_bit(void) { __asm__ volatile("yield"); }
 #endif
 
 enum { WAIT_PRIVATE = 128, WAKE_PRIVATE = 129, SPINS = 2000 };
-enum { PIECE = 1 << 15 }; /* elements of the matrix that are taken at a time */
 
-typedef struct {
-    few_t make;
-    int m, n, k, columns, wanted; /* columns of a piece; helpers that may take some */
+typedef struct job job_t;
+struct job {
+    void (*make)(const job_t *, int first, int count);
+    int all, piece, wanted; /* columns or rows, and those of a piece; helpers that may take some */
+    int ta, tb, m, n, k;
     float alpha, beta;
     const float *a, *b;
     float *c;
-    long lda, ldb, ldc;
-} job_t;
+    int lda, ldb, ldc;
+};
 
 static job_t job;
 static int asking;  /* somebody's product is being made */
 static int turn;    /* counts jobs; what helpers sleep on */
 static int open_;   /* there are pieces to take */
-static int taken;   /* columns */
+static int taken;   /* columns or rows */
 static int places;  /* of the job's helpers, that have been given away */
 static int at_work; /* helpers that may be looking at the job */
 static int sleepers;
@@ -54,10 +55,9 @@ static int helpers; /* all that there are */
 
 static void take_pieces(void) {
     for (;;) {
-        int j = __atomic_fetch_add(&taken, job.columns, __ATOMIC_RELAXED);
-        if (j >= job.n) return;
-        int n = job.n - j < job.columns ? job.n - j : job.columns;
-        job.make(job.m, n, job.k, job.alpha, job.a, job.lda, job.b + j * job.ldb, job.ldb, job.beta, job.c + j, job.ldc);
+        int first = __atomic_fetch_add(&taken, job.piece, __ATOMIC_RELAXED);
+        if (first >= job.all) return;
+        job.make(&job, first, job.all - first < job.piece ? job.all - first : job.piece);
     }
 }
 
