@@ -1,17 +1,25 @@
 """One connection to a caller: uvicorn's, which in addition does not wait for ever. On the server's loop.
 
 A request's head arrives within `HEAD_S`, or the connection ends: a caller who says nothing costs a file descriptor. One
-who takes nothing can be cut off (`abort`), for a polite close would wait until he has taken everything.
+who takes nothing can be cut off (`abort`), for a polite close would wait until he has taken everything. What is no HTTP
+is refused in the shape that all errors have here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from mlxcel_nb.serve.failures import ApiError
+
 HEAD_S = 10.0
+
+HEAD_BYTES = 64 << 10
+"""Of a request's head. A ticket and a key are short."""
 
 
 class Connection(H11Protocol):
@@ -38,6 +46,16 @@ class Connection(H11Protocol):
             self._stop_waiting()
         elif self._head is None and not self.transport.is_closing():
             self._head = self.loop.call_later(HEAD_S, self._abort)  # the next request has begun
+
+    def send_400_response(self, _msg: str) -> None:
+        """Uvicorn's answer to what h11 cannot read, in place of its own plain text."""
+        what = f"this is no HTTP/1.1 request, or its head has more than {HEAD_BYTES} bytes"
+        body = json.dumps(ApiError(400, what, code="invalid_http").body()).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        answer = h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request")
+        for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _stop_waiting(self) -> None:
         if self._head is not None:

@@ -19,7 +19,7 @@ from mlxcel_nb.net.links.sockets import bind
 from mlxcel_nb.serve.access import Access
 from mlxcel_nb.serve.app import Api
 from mlxcel_nb.serve.backlog import MAX_WAIT_S
-from mlxcel_nb.serve.connection import Connection
+from mlxcel_nb.serve.connection import HEAD_BYTES, Connection
 from mlxcel_nb.serve.served import Served
 from mlxcel_nb.util.log import get_logger, trail
 
@@ -29,9 +29,6 @@ GRACE_S = 5.0
 """Answers under way may take this long to end when the server stops."""
 
 START_S = 10.0
-
-HEAD_BYTES = 64 << 10
-"""Of a request's head. A ticket and a key are short."""
 
 
 class ApiServer:

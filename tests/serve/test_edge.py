@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import http.client
 import ipaddress
+import json
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +137,18 @@ def test_what_is_no_http_does_not_hurt(server: ApiServer) -> None:
         with raw(server, junk) as sock, contextlib.suppress(ConnectionResetError):
             sock.recv(4096)
     assert ask(server, "GET", "/health")[0] == 503
+
+
+@pytest.mark.parametrize("data", [b"hello\r\n\r\n", b"GET\r\n\r\n", b"GET /" + b"x" * (connection.HEAD_BYTES + 1)])
+def test_what_is_no_http_is_refused_in_openais_shape(server: ApiServer, data: bytes) -> None:
+    with raw(server, data) as sock:
+        found = http.client.HTTPResponse(sock)
+        found.begin()
+        headers = {name.lower(): value for name, value in found.getheaders()}
+        error = error_of((found.status, headers, json.loads(found.read())))
+        assert (error["status"], error["type"], error["code"]) == (400, "invalid_request_error", "invalid_http")
+        assert "65536 bytes" in error["message"] and headers["connection"] == "close"
+        assert sock.recv(1) == b"", "it is over"
 
 
 def test_names_and_pages_that_are_not_ours_are_kept_out(server: ApiServer) -> None:
