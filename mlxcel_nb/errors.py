@@ -132,6 +132,24 @@ class RequestError(MlxcelError):
     code = "request"
 
 
+class PromptError(RequestError):
+    """A prompt, or messages, that the model cannot be given: empty, ids that it does not have, a refusing template."""
+
+    code = "invalid_prompt"
+
+
+class PromptTooLong(PromptError):
+    """A prompt beyond the model's context, or beyond what the nodes have room for."""
+
+    code = "context_length_exceeded"
+
+
+class FormError(RequestError):
+    """The form that an answer is to have (a JSON schema, a regular expression, a grammar) cannot be kept to."""
+
+    code = "invalid_form"
+
+
 class WireError(MlxcelError):
     """Bytes from a peer that break the contract of the data plane; the connection ends."""
 

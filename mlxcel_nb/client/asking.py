@@ -11,7 +11,7 @@ from collections.abc import Callable
 from mlxcel_nb.client.report import Completion
 from mlxcel_nb.client.router import Router
 from mlxcel_nb.client.stream import Inbox, Stream
-from mlxcel_nb.errors import MlxcelError, PeerLost, RequestError, WireError
+from mlxcel_nb.errors import MlxcelError, PeerLost, PromptError, WireError
 from mlxcel_nb.runtime.protocol import GenerateOrder, field
 
 
@@ -33,7 +33,7 @@ def begin(
         over: called once, from any thread, when the leader has said the last word, whether anybody reads it or not.
 
     Raises:
-        RequestError: too large to be sent. MlxcelError: the leader is lost.
+        PromptError: too large to be sent. MlxcelError: the leader is lost.
     """
 
     def cancel() -> None:
@@ -60,7 +60,7 @@ def begin(
         return stream
     except WireError as error:
         inbox.close()
-        raise RequestError(f"the request cannot be sent: {error.cause}") from None
+        raise PromptError(f"the request cannot be sent: {error.cause}") from None
     except MlxcelError as error:
         inbox.close()
         raise explain(error) from None

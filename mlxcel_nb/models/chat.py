@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlxcel_nb.errors import ModelError, RequestError
+from mlxcel_nb.errors import ModelError, PromptError
 from mlxcel_nb.models.folder import read_json
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -40,11 +40,11 @@ class ChatTemplates:
         """The prompt for `messages`.
 
         Raises:
-            RequestError: messages that are none, or the template's own refusal.
+            PromptError: messages that are none, or the template's own refusal.
         """
         checked = [_checked(message) for message in messages]
         if not checked:
-            raise RequestError("the list of messages is empty", advice="Give at least one message.")
+            raise PromptError("the list of messages is empty", advice="Give at least one message.")
         import jinja2
 
         try:
@@ -59,11 +59,11 @@ class ChatTemplates:
                 )
             )
         except jinja2.TemplateSyntaxError as error:
-            raise RequestError(f"the chat template is malformed: {error.message}, line {error.lineno}") from error
+            raise PromptError(f"the chat template is malformed: {error.message}, line {error.lineno}") from error
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise RequestError(f"the chat template says: {error}") from error
+            raise PromptError(f"the chat template says: {error}") from error
         except RecursionError as error:
-            raise RequestError("the chat template recurses without end") from error
+            raise PromptError("the chat template recurses without end") from error
 
     def source(self, *, tools: bool = False) -> str:
         """The text of the template that is used, where tools are given or not; "" where there is none of that name."""
@@ -85,7 +85,7 @@ class ChatTemplates:
     def _template(self, name: str) -> Any:
         if name not in self._compiled:
             if name not in self.sources:
-                raise RequestError(f"the model has no {name} chat template, only {', '.join(self.sources)}")
+                raise PromptError(f"the model has no {name} chat template, only {', '.join(self.sources)}")
             self._compiled[name] = _environment().from_string(self.sources[name])
         return self._compiled[name]
 
@@ -126,7 +126,7 @@ def _read(file: Path) -> str:
 def _checked(message: Any) -> dict[str, Any]:
     """A message as templates expect it: keys that are None dropped, and reasoning under each of its names."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError("a message is not an object with a role", advice='Like {"role": "user", "content": "Hi"}.')
+        raise PromptError("a message is not an object with a role", advice='Like {"role": "user", "content": "Hi"}.')
     plain = {key: value for key, value in _plain(message).items() if value is not None}
     reasoning = next((plain[key] for key in _REASONING if key in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxcel_nb.errors import RequestError
+from mlxcel_nb.errors import FormError
 from mlxcel_nb.models.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ class Constraint:
         """Which of `size` tokens may come next; the end-of-text token only where the answer may end.
 
         Raises:
-            RequestError: the grammar cannot be gone on with, or could not be begun: why.
+            FormError: the grammar cannot be gone on with, or could not be begun: why.
         """
         self._check()
         began = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         if (took := time.thread_time() - began) > MAX_STEP_CPU_S:
-            raise RequestError(f"the answer's form is too costly to keep to: {took:.1f} s for a token")
+            raise FormError(f"the answer's form is too costly to keep to: {took:.1f} s for a token")
         found = np.unpackbits(bits, count=min(size, 8 * bits.size), bitorder="little").view(np.bool_)
         return found if found.size == size else np.pad(found, (0, size - found.size))
 
@@ -78,7 +78,7 @@ class Constraint:
         if self._matcher.is_error():
             said = self._matcher.get_error()
             reason = "it allows no text" if said.startswith("NoExtension") else _reason(said)
-            raise RequestError(f"the answer's form cannot be kept to: {reason}")
+            raise FormError(f"the answer's form cannot be kept to: {reason}")
 
 
 class Constraints:
@@ -99,7 +99,7 @@ class Constraints:
             made: the tokens that the answer has already, all of them.
 
         Raises:
-            RequestError: the library refuses it, or the tokenizer is of a kind that it cannot read.
+            FormError: the library refuses it, or the tokenizer is of a kind that it cannot read.
         """
         from llguidance import LLMatcher
 
@@ -110,7 +110,7 @@ class Constraints:
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
         if made and not matcher.consume_tokens(list(made)):
-            raise RequestError("the tokens that the answer has do not fit the form asked for")
+            raise FormError("the tokens that the answer has do not fit the form asked for")
         return Constraint(matcher)
 
 
@@ -118,7 +118,7 @@ def check(params: SamplingParams) -> None:
     """Refuse a constraint that no model could keep to, before any rank hears of the request.
 
     Raises:
-        RequestError: why.
+        FormError: why.
     """
     if not params.constrained:
         return
@@ -136,15 +136,13 @@ def _tables(tokenizer: Tokenizer) -> Any:
     described = tokenizer.to_json()
     ends = sorted(i for i in tokenizer.eos_ids if i < tokenizer.vocab_size)
     if described is None:
-        raise RequestError("the model's tokenizer is of a kind that an answer's form cannot be kept to with")
+        raise FormError("the model's tokenizer is of a kind that an answer's form cannot be kept to with")
     if not ends:
-        raise RequestError("the model has no end-of-text token, so an answer of a given form could not end")
+        raise FormError("the model has no end-of-text token, so an answer of a given form could not end")
     try:
         return LLTokenizer(described, n_vocab=tokenizer.vocab_size, eos_token=ends)
     except ValueError as error:
-        raise RequestError(
-            f"the model's tokenizer cannot be used for an answer's form: {_reason(str(error))}"
-        ) from None
+        raise FormError(f"the model's tokenizer cannot be used for an answer's form: {_reason(str(error))}") from None
 
 
 def _grammar(params: SamplingParams) -> str:
@@ -203,7 +201,7 @@ def _check_repetitions(pattern: str, name: str) -> None:
     """Refuse what grows too large when its counted repetitions are written out. Of a grammar it sees those on the spot.
 
     Raises:
-        RequestError: naming `name`.
+        FormError: naming `name`.
     """
     sizes, last, total = [0], 0, 0  # of the groups that are open, of what a repetition would repeat, and of all
     for piece in _PIECE.finditer(pattern):
@@ -224,7 +222,7 @@ def _check_repetitions(pattern: str, name: str) -> None:
             total += 1
         if (added := total - len(pattern)) > MAX_REPEATED:
             what = f"{name} repeats parts of itself over {added} characters"
-            raise RequestError(what, advice=f"At most {MAX_REPEATED} are allowed.")
+            raise FormError(what, advice=f"At most {MAX_REPEATED} are allowed.")
 
 
 def _limits() -> Any:
@@ -234,9 +232,9 @@ def _limits() -> Any:
     return LLParserLimits(verbose_errors=False)
 
 
-def _refusal(params: SamplingParams, said: str) -> RequestError:
+def _refusal(params: SamplingParams, said: str) -> FormError:
     name = "regex" if params.regex is not None else "grammar" if params.grammar is not None else "json_schema"
-    return RequestError(f"{name} cannot be used: {_reason(said)}")
+    return FormError(f"{name} cannot be used: {_reason(said)}")
 
 
 def _reason(said: str) -> str:

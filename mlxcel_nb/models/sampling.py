@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxcel_nb.errors import MlxcelError, ModelError, RequestError, WireError
+from mlxcel_nb.errors import FormError, MlxcelError, ModelError, RequestError, WireError
 from mlxcel_nb.models import device
 from mlxcel_nb.models.constraints import Constraint, Constraints
 from mlxcel_nb.models.ending import Ending
@@ -245,7 +245,7 @@ def _begun(
     if not params.constrained:
         return None, None
     if constraints is None:
-        return None, RequestError("an answer of a given form cannot be made here")
+        return None, FormError("an answer of a given form cannot be made here")
     try:
         return constraints.begin(params, made), None
     except RequestError as error:

@@ -110,11 +110,12 @@ def _alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-_ALPHABET = _alphabet()
+NAMES_OF_BYTES = _alphabet()
+"""What tokens of one byte are called in those vocabularies."""
 
 
 def named_bytes(name: str) -> bytes | None:
     """The bytes that a token's name in a vocabulary spells, as GPT-2's do or as `<0xF0>`; None where it is no such."""
     if re.fullmatch("<0x[0-9A-F]{2}>", name):
         return bytes([int(name[3:5], 16)])
-    return bytes(map(_ALPHABET.__getitem__, name)) if name and _ALPHABET.keys() >= {*name} else None
+    return bytes(map(NAMES_OF_BYTES.__getitem__, name)) if name and NAMES_OF_BYTES.keys() >= {*name} else None

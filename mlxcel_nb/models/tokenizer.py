@@ -8,13 +8,16 @@ immutable sandbox and see plain data only.
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlxcel_nb.errors import ModelError, RequestError
+from mlxcel_nb.errors import ModelError, PromptError, PromptTooLong
 from mlxcel_nb.models.chat import ChatTemplates, chat_templates
 from mlxcel_nb.models.folder import read_json
+from mlxcel_nb.models.reach import NOT_KNOWN, Reach, reach
 from mlxcel_nb.models.text import named_bytes
 
 LONG = 1 << 16
@@ -37,6 +40,8 @@ class Backend(Protocol):
     def id_to_token(self, token: int) -> str | None: ...
 
     def to_json(self) -> str | None: ...
+
+    def reach(self) -> Reach: ...
 
 
 class Tokenizer:
@@ -69,13 +74,32 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._templates is not None
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Ids of `text`. `add_special` puts in what the model expects around a sequence, as its configuration says."""
+    def encode(self, text: str, add_special: bool = True, *, context: int = 0) -> list[int]:
+        """Ids of `text`.
+
+        Args:
+            add_special: put in what the model expects around a sequence, as its configuration says.
+            context: tokens that there is room for; 0 for any number. A text that cannot be so few is not read.
+
+        Raises:
+            PromptTooLong: it has more characters than `context` tokens can stand for. PromptError: it is no Unicode.
+        """
+        if context and len(text) > LONG and not self._reach.fits(text, context):
+            most = context * self._reach.most
+            raise PromptTooLong(
+                f"the prompt has {len(text)} characters, the model's context of {context} tokens holds {most} at most",
+                advice="Shorten it.",
+            )
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise RequestError(f"the text has a lone surrogate at position {error.start}") from error
+            raise PromptError(f"the text has a lone surrogate at position {error.start}") from error
         return self._backend.encode(text, add_special)
+
+    @functools.cached_property
+    def _reach(self) -> Reach:
+        """What tokens stand for at most. The whole vocabulary is looked at, once."""
+        return self._backend.reach()
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of `ids`. Ids beyond the vocabulary, which a padded output layer can yield, are no text."""
@@ -100,10 +124,10 @@ class Tokenizer:
         """The prompt that the model's chat template makes of `messages`.
 
         Raises:
-            RequestError: a base model without a template, or the template refused; its own words are the message.
+            PromptError: a base model without a template, or the template refused; its own words are the message.
         """
         if self._templates is None:
-            raise RequestError(
+            raise PromptError(
                 "the model has no chat template: it is a base model",
                 advice="Base model: use completion (a plain prompt) instead of chat.",
             )
@@ -114,9 +138,23 @@ class Tokenizer:
             variables={**self.special_tokens, **variables},
         )
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Ids of `render_chat(messages, ...)`. The template itself writes the special tokens."""
-        return self.encode(self.render_chat(messages, **options), add_special=False)
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        context: int = 0,
+    ) -> list[int]:
+        """Ids of what `render_chat` makes of `messages`. The template itself writes the special tokens.
+
+        Args:
+            variables: of the template; callers name them, whatever an argument is called here.
+            context: as `encode` takes it.
+        """
+        text = self.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt, **(variables or {}))
+        return self.encode(text, add_special=False, context=context)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -205,6 +243,9 @@ class _FastBackend:
     def to_json(self) -> str | None:
         return str(self._tokenizer.to_str())
 
+    def reach(self) -> Reach:
+        return _reach_of(self._tokenizer)
+
     def _add_tokens(self, config: dict[str, Any], special: dict[str, str]) -> None:
         """Tokens that only tokenizer_config.json declares, in the order of their ids, then the named ones."""
         from tokenizers import AddedToken
@@ -255,3 +296,28 @@ class _TransformersBackend:
     def to_json(self) -> str | None:
         fast = getattr(self._tokenizer, "backend_tokenizer", None)
         return None if fast is None else str(fast.to_str())
+
+    def reach(self) -> Reach:
+        fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        return NOT_KNOWN if fast is None else _reach_of(fast)
+
+
+def _reach_of(tokenizer: Any) -> Reach:
+    """`reach` of a tokenizer of the `tokenizers` library."""
+    from tokenizers.models import BPE
+
+    model, added = tokenizer.model, tokenizer.get_added_tokens_decoder().values()
+    if not isinstance(model, BPE) or any(token.lstrip or token.rstrip for token in added):
+        return NOT_KNOWN
+
+    def described(part: Any) -> Any:
+        return None if part is None else json.loads(part.__getstate__())
+
+    return reach(
+        tokenizer.get_vocab(with_added_tokens=True),
+        normalizer=described(tokenizer.normalizer),
+        pre_tokenizer=described(tokenizer.pre_tokenizer),
+        unknown=model.unk_token,
+        fused=model.fuse_unk,
+        byte_fallback=model.byte_fallback,
+    )

@@ -185,14 +185,14 @@ class Engine:
     def _prompt_ids(self, order: GenerateOrder) -> list[int]:
         """The prompt's ids; they and what is asked for are checked before any rank is told of the request."""
         if order.messages is not None:
-            ids = self._tokenizer.chat_prompt(order.messages)
+            ids = self._tokenizer.chat_prompt(order.messages, context=self._context)
         elif order.prompt is not None:
-            ids = self._tokenizer.encode(order.prompt)
+            ids = self._tokenizer.encode(order.prompt, context=self._context)
         else:
             assert order.token_ids is not None
             ids = order.token_ids
         if not ids:
-            raise RequestError("the prompt is empty", advice="Give it at least one token.")
+            raise errors.PromptError("the prompt is empty", advice="Give it at least one token.")
         if order.rank is not None and not 0 <= order.rank < (ranks := self._instance.layout.ep):
             what = f"rank {order.rank} is asked for, and the model has {ranks} with sequences of their own"
             raise RequestError(what, advice="Leave the rank out, or load the model with --ep.")
@@ -203,9 +203,9 @@ class Engine:
             check_room(len(order.forced), rows)
         if (highest := max(*ids, *(order.forced or ids))) >= rows:
             # MLX would read, or write, past the end of the embedding.
-            raise RequestError(f"token id {highest} is outside the model's vocabulary of {rows}")
+            raise errors.PromptError(f"token id {highest} is outside the model's vocabulary of {rows}")
         if self._context and len(ids) > self._context:
-            raise RequestError(
+            raise errors.PromptTooLong(
                 f"the prompt has {len(ids)} tokens, the model's context is {self._context}", advice="Shorten it."
             )
         return ids

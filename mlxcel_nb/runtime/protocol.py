@@ -48,9 +48,12 @@ from mlxcel_nb.cluster.collectives import COLLECTIVES, OWN
 from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.cluster.paths import Agreement, Path, read_path
 from mlxcel_nb.cluster.places import OTHER
-from mlxcel_nb.errors import RequestError, WireError
+from mlxcel_nb.errors import PromptError, RequestError, WireError
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.plan.capacity import Room
+
+LARGEST_ID = 2**31 - 1
+"""Of a token: MLX looks rows of an embedding up by 32 bits with a sign."""
 
 
 def field(message: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
@@ -247,9 +250,9 @@ class GenerateOrder:
 
 def _check_ids(ids: list[int]) -> None:
     if any(isinstance(each, str | list | tuple) for each in ids):
-        raise RequestError("one request has one prompt", advice="LLM.generate takes a list of them.")
-    if not all(type(each) is int and each >= 0 for each in ids):
-        raise RequestError("token ids must be a list of whole numbers from 0")
+        raise PromptError("one request has one prompt", advice="LLM.generate takes a list of them.")
+    if not all(type(each) is int and 0 <= each <= LARGEST_ID for each in ids):
+        raise PromptError(f"token ids must be a list of whole numbers from 0 to {LARGEST_ID}")
 
 
 @dataclass(frozen=True, kw_only=True)

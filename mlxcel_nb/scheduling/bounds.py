@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxcel_nb.errors import RequestError
+from mlxcel_nb.errors import PromptError, PromptTooLong, RequestError
 from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.sequence import Request
 
@@ -24,11 +24,11 @@ def most_tokens(request: Request, limits: Limits, rooms: Sequence[int]) -> int:
     """
     length, context = len(request.prompt), limits.context
     if not length:
-        raise RequestError("the prompt is empty", advice="Give it at least one token.")
+        raise PromptError("the prompt is empty", advice="Give it at least one token.")
     if request.max_tokens < 1:
         raise RequestError("at least one token has to be made")
     if context and length > context:
-        raise RequestError(f"the prompt has {length} tokens, the model's context is {context}", advice="Shorten it.")
+        raise PromptTooLong(f"the prompt has {length} tokens, the model's context is {context}", advice="Shorten it.")
     if request.home is not None and not 0 <= request.home < limits.homes:
         raise RequestError(
             f"rank {request.home} is asked for, and the model has {limits.homes} with sequences of their own",
@@ -36,7 +36,7 @@ def most_tokens(request: Request, limits: Limits, rooms: Sequence[int]) -> int:
         )
     room = min(rooms) if request.home is None else rooms[request.home]
     if length > room:
-        raise RequestError(
+        raise PromptTooLong(
             f"the prompt has {length} tokens, and the nodes have room for {room}",
             advice="Shorten it, or load the model on more nodes.",
         )

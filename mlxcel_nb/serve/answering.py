@@ -15,7 +15,6 @@ from mlxcel_nb.client.report import Completion
 from mlxcel_nb.client.stream import Stream
 from mlxcel_nb.errors import Cancelled, MlxcelError
 from mlxcel_nb.models.params import SamplingParams
-from mlxcel_nb.serve import failures
 from mlxcel_nb.serve.answers import Finished, Likely
 from mlxcel_nb.serve.failures import ApiError
 from mlxcel_nb.serve.metrics import Meter, Metrics
@@ -115,6 +114,7 @@ class Answering:
     ) -> None:
         self.caller = caller
         self._cluster = cluster
+        self._ask = ask
         self._wanted = [(ids, ask.params.variant(i)) for ids in prompts for i in range(ask.n)]
         self._parts = [_Part(i, Reader(form) if form else None) for i in range(len(self._wanted))]
         self._metrics = metrics
@@ -183,7 +183,7 @@ class Answering:
             await self._read(part, stream, meter)
         except MlxcelError as error:
             meter.end("cancelled" if isinstance(error, Cancelled) else "error")
-            self.fail(failures.of(error))
+            self.fail(self._ask.failure(error))
         except Exception as error:  # noqa: BLE001 - whatever it was, whoever waits must hear of it
             log.error("an answer failed: %s", trail(error))
             self.fail(ApiError(500, "the server made a mistake"))

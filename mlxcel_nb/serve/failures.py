@@ -8,7 +8,7 @@ from typing import Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import MlxcelError
-from mlxcel_nb.models.params import SamplingParams
+from mlxcel_nb.models.params import CONSTRAINTS, SamplingParams
 
 BUSY_RETRY_S = 1
 """When a queue is full: some request of it has ended by then."""
@@ -78,8 +78,16 @@ def stopping() -> ApiError:
     return away("the server is stopping", code="stopping")
 
 
-def of(error: MlxcelError) -> ApiError:
-    """What an error of the cluster is to a caller of the API."""
+def of(error: MlxcelError, *, prompt: str | None = None, form: str | None = None) -> ApiError:
+    """What an error of the cluster is to a caller of the API.
+
+    Args:
+        prompt, form: the fields of his request that hold the prompt, and the form that its answer is to have.
+    """
+    if isinstance(error, errors.PromptError):
+        return refused(str(error), prompt, code=error.code)
+    if isinstance(error, errors.FormError):
+        return refused(str(error), form, code=error.code)
     if isinstance(error, errors.RequestError | errors.ConfigError):
         return refused(str(error), _field(error), code=error.code)
     if isinstance(error, errors.Busy):
@@ -100,6 +108,12 @@ _FIELDS = {
     "json_object": "response_format",
 }
 """The API's names of what the engine calls otherwise."""
+
+
+def form_field(params: SamplingParams) -> str | None:
+    """The field of a request that says what form its answer is to have."""
+    return next((_FIELDS[name] for name in CONSTRAINTS if getattr(params, name) not in (None, False)), None)
+
 
 _AWAY = (
     errors.PeerLost,

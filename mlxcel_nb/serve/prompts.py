@@ -12,6 +12,7 @@ from typing import Any
 
 from mlxcel_nb.models.chat import ChatTemplates, chat_templates
 from mlxcel_nb.models.folder import read_json
+from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
 from mlxcel_nb.serve.answers import PART, Token
 from mlxcel_nb.serve.failures import refused
@@ -34,6 +35,10 @@ class Prompter:
         return load_tokenizer(self.folder)
 
     @functools.cached_property
+    def _context(self) -> int:
+        return model_info(self.folder).context
+
+    @functools.cached_property
     def _templates(self) -> ChatTemplates | None:
         folder = Path(self.folder)
         return chat_templates(folder, read_json(folder / "tokenizer_config.json"))
@@ -42,13 +47,19 @@ class Prompter:
         """Token ids of each prompt, and how the model writes calls where there are tools.
 
         Raises:
-            ApiError: the template cannot do what is asked. RequestError: it refuses, in its own words.
+            ApiError: the template cannot do what is asked. PromptError: it refuses, in its own words, or the prompt is
+                far beyond the context.
         """
         if ask.messages is None:
-            return [self._tokenizer.encode(each) if isinstance(each, str) else list(each) for each in ask.prompts], None
-        form = self._form(bool(ask.tools))
-        options: dict[str, Any] = {"tools": ask.tools} if ask.tools else {}
-        return [self._tokenizer.chat_prompt(ask.messages, **options, **self._variables(ask))], form
+            return [self._ids(each) for each in ask.prompts], None
+        form, variables = self._form(bool(ask.tools)), self._variables(ask)
+        ids = self._tokenizer.chat_prompt(
+            ask.messages, tools=ask.tools or None, variables=variables, context=self._context
+        )
+        return [ids], form
+
+    def _ids(self, prompt: str | tuple[int, ...]) -> list[int]:
+        return self._tokenizer.encode(prompt, context=self._context) if isinstance(prompt, str) else list(prompt)
 
     def token(self, token: int) -> Token:
         """What one token adds to a text; with U+FFFD where it is only part of a character."""

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxcel_nb.errors import RequestError
+from mlxcel_nb.errors import MlxcelError, RequestError
 from mlxcel_nb.models.params import MAX_LOGPROBS, SamplingParams
 from mlxcel_nb.serve import failures
-from mlxcel_nb.serve.failures import refused
+from mlxcel_nb.serve.failures import ApiError, refused
 from mlxcel_nb.serve.fields import Fields
 from mlxcel_nb.serve.messages import messages_of, tools_of
 
@@ -59,6 +59,10 @@ class Ask:
     stream: bool = False
     usage: bool = False
     logprobs: bool = False
+
+    def failure(self, error: MlxcelError) -> ApiError:
+        """`error` as this request's caller is told of it: with the field that it is about, by the name he gave."""
+        return failures.of(error, prompt="messages" if self.chat else "prompt", form=failures.form_field(self.params))
 
 
 def completion(body: dict[str, Any], *, longest: int) -> Ask:

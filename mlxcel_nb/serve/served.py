@@ -135,10 +135,13 @@ class Served:
         """The prompts of a request as token ids, and how calls of its tools are written.
 
         Raises:
-            ApiError: the model's template cannot do what is asked. RequestError: what the template says.
+            ApiError: the model's template cannot do what is asked, or refuses; the prompt is far beyond the context.
         """
         report = self.check()
-        return await asyncio.to_thread(self._prompter(report.path).prepare, ask)
+        try:
+            return await asyncio.to_thread(self._prompter(report.path).prepare, ask)
+        except MlxcelError as error:
+            raise ask.failure(error) from None
 
     def token(self, token: int) -> Token:
         """Of the model that `prepare` was last asked for."""

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxcel_nb.errors import RequestError
+from mlxcel_nb.errors import FormError
 from mlxcel_nb.models import constraints as module
 from mlxcel_nb.models.constraints import Constraints, check
 from mlxcel_nb.models.gguf import convert
@@ -132,9 +132,9 @@ def test_white_space_in_json_has_a_bound(constraints: Constraints, tokenizer: To
     ],
 )
 def test_what_the_library_refuses_is_told_in_a_line(constraints: Constraints, params: dict[str, Any], why: str) -> None:
-    with pytest.raises(RequestError, match=why) as early:
+    with pytest.raises(FormError, match=why) as early:
         check(SamplingParams(**params))
-    with pytest.raises(RequestError, match=why) as late:
+    with pytest.raises(FormError, match=why) as late:
         constraints.begin(SamplingParams(**params))
     for caught in (early, late):
         assert len(caught.value.lines()) == 1
@@ -158,7 +158,7 @@ def test_what_may_be_asked_for_is_let_through() -> None:
     ],
 )
 def test_repetitions_of_repetitions_are_refused_before_they_cost(params: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="repeats parts of itself"):
+    with pytest.raises(FormError, match="repeats parts of itself"):
         check(SamplingParams(**params))
 
 
@@ -188,7 +188,7 @@ def test_the_longest_chain_of_references_does_not_overflow_a_stack(
 
 
 def test_a_form_without_any_text_is_told_of_at_the_first_token(constraints: Constraints) -> None:
-    with pytest.raises(RequestError, match="it allows no text"):
+    with pytest.raises(FormError, match="it allows no text"):
         constraints.begin(SamplingParams(json_schema={"$ref": "#"})).mask(49152)
 
 
@@ -211,7 +211,7 @@ def test_a_step_that_costs_too_much_ends_its_own_request(
 ) -> None:
     monkeypatch.setattr(module, "MAX_STEP_CPU_S", -1.0)
     found = sample_rows([Sampler(CODE, constraints=constraints), Sampler(SamplingParams())], mx.zeros((2, 49152)))
-    assert isinstance(found[0], RequestError)
+    assert isinstance(found[0], FormError)
     assert "too costly" in str(found[0])
     assert isinstance(found[1], Sampled)
 
@@ -268,7 +268,7 @@ def test_a_form_that_cannot_be_begun_is_an_error_of_its_own_row(constraints: Con
         Sampler(CODE, constraints=constraints),
     ]  # fmt: skip
     found = sample_rows(rows, mx.zeros((5, 49152)))
-    assert [type(each) for each in found] == [RequestError, RequestError, RequestError, Sampled, Sampled]
+    assert [type(each) for each in found] == [FormError, FormError, FormError, Sampled, Sampled]
     assert "do not fit" in str(found[2])
 
 
@@ -317,11 +317,11 @@ def test_a_model_without_an_end_of_text_is_refused(tmp_path: Path) -> None:
     make_tiny(tmp_path, eos_token_id=None)
     tokenizer = load_tokenizer(tmp_path)
     tokenizer.eos_ids = frozenset()
-    with pytest.raises(RequestError, match="no end-of-text token"):
+    with pytest.raises(FormError, match="no end-of-text token"):
         begun(tokenizer).begin(CODE)
     tokenizer = load_tokenizer(tmp_path)
     tokenizer._backend.to_json = lambda: None
-    with pytest.raises(RequestError, match="of a kind that"):
+    with pytest.raises(FormError, match="of a kind that"):
         begun(tokenizer).begin(CODE)
 
 

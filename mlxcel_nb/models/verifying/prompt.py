@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxcel_nb.errors import ConfigError, RequestError
+from mlxcel_nb.errors import ConfigError, PromptError
 from mlxcel_nb.models.folder import check_tokenizer
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.tokenizer import load_tokenizer
@@ -17,12 +17,12 @@ def prompt_ids(folder: Path, text: str, tokens: int) -> list[int]:
     """Ids of `text`, to which `tokens` more will come.
 
     Raises:
-        RequestError: there is nothing to read. ConfigError: it is more than the model was made for.
+        PromptError: there is nothing to read. ConfigError: it is more than the model was made for.
     """
     check_tokenizer(folder)
     ids = load_tokenizer(folder).encode(text)
     if not ids:
-        raise RequestError("the prompt is empty", advice="Give it at least one token.")
+        raise PromptError("the prompt is empty", advice="Give it at least one token.")
     context = model_info(folder).context
     if context and len(ids) + tokens > context:
         raise ConfigError(
