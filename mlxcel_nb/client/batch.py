@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxcel_nb.client.arguments import check_messages, check_params, check_prompts
 from mlxcel_nb.client.report import BatchProgress, Completion
 from mlxcel_nb.client.stream import CHECK_S, Stream
 from mlxcel_nb.errors import Busy, Cancelled, MlxcelError, RequestError
@@ -55,19 +56,25 @@ def asks(
         params: for all, or one for each prompt.
 
     Raises:
-        RequestError: both kinds of prompts or none, an `n` that cannot be, parameters that are too few or too many.
+        RequestError: both kinds of prompts or none, an `n` that cannot be, parameters that are too few or too many, or
+            what is no prompt, no conversation or no set of parameters.
     """
     if (prompts is None) == (conversations is None):
         raise RequestError("give prompts or conversations, one of the two")
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise RequestError(f"n must be a whole number from 1, not {n!r:.20}")
+    if prompts is not None:
+        check_prompts(prompts)
+    for messages in conversations or ():
+        check_messages(messages)
     count = len(prompts if prompts is not None else conversations or ())
-    each = [params or SamplingParams()] * count if params is None or isinstance(params, SamplingParams) else params
+    given = SamplingParams() if params is None else params
+    for one in given if isinstance(given, list | tuple) else [given]:
+        check_params(one)
+    each = [given] * count if isinstance(given, SamplingParams) else given
     if len(each) != count:
         raise RequestError(f"{len(each)} sets of parameters for {count} prompts", advice="Give one, or one for each.")
     if conversations is not None:
-        if not all(conversations):
-            raise RequestError("the list of messages is empty")
         wanted = [Ask(messages=messages, params=p) for messages, p in zip(conversations, each, strict=True)]
     else:
         assert prompts is not None

@@ -28,7 +28,7 @@ from mlxcel_nb.cluster.collectives import OWN, check_collectives
 from mlxcel_nb.cluster.names import check_given_name
 from mlxcel_nb.cluster.secret import Secret, random_secret
 from mlxcel_nb.cluster.shape import parse_links
-from mlxcel_nb.errors import ClusterError, RequestError
+from mlxcel_nb.errors import ClusterError
 from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
 from mlxcel_nb.models.params import SamplingParams
@@ -294,11 +294,14 @@ class Cluster(AsyncTwins):
             messages: a conversation instead, rendered with the model's chat template.
             rank: of expert-parallel ranks the one that is to hold it; they take turns when None.
             caller: for whom, where this program asks for several: who asks much does not keep the others waiting.
+
+        Raises:
+            RequestError: an argument that is none. MlxcelError: the leader is lost.
         """
         model = self._held()
-        if messages is not None and not messages:
-            raise RequestError("the list of messages is empty")
-        return model.stream(prompt, params or SamplingParams(), messages=messages, rank=rank, caller=caller)
+        return model.stream(
+            prompt, SamplingParams() if params is None else params, messages=messages, rank=rank, caller=caller
+        )
 
     def generate(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from mlxcel_nb.client import bar
+from mlxcel_nb.client import arguments, bar
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.loading import prepare
 from mlxcel_nb.client.report import Completion
@@ -104,9 +104,10 @@ class LLM:
             progress: show a bar, where somebody can see it and there is more than one completion to wait for.
 
         Raises:
+            RequestError: an argument that is none, before anything is sent.
             MlxcelError: the first request that failed, with the number of its prompt; the others are cancelled.
         """
-        several = _prompts(prompts)
+        several = arguments.prompts_of(prompts)
         with bar.shown(n * len(several), wanted=progress) as tell:
             return self.cluster.generate_all(several, params, n=n, on_progress=tell)
 
@@ -119,7 +120,7 @@ class LLM:
         progress: bool = True,
     ) -> list[Completion]:
         """One answer per conversation, rendered with the model's chat template; else as `generate`."""
-        several = _conversations(messages)
+        several = arguments.conversations_of(messages)
         with bar.shown(n * len(several), wanted=progress) as tell:
             return self.cluster.generate_all(conversations=several, params=params, n=n, on_progress=tell)
 
@@ -132,7 +133,7 @@ class LLM:
         progress: bool = True,
     ) -> list[Completion]:
         """`generate` for `await`; cancelling the task cancels all requests under way."""
-        several = _prompts(prompts)
+        several = arguments.prompts_of(prompts)
         with bar.shown(n * len(several), wanted=progress) as tell:
             return await self.cluster.agenerate_all(several, params, n=n, on_progress=tell)
 
@@ -145,7 +146,7 @@ class LLM:
         progress: bool = True,
     ) -> list[Completion]:
         """`chat` for `await`."""
-        several = _conversations(messages)
+        several = arguments.conversations_of(messages)
         with bar.shown(n * len(several), wanted=progress) as tell:
             return await self.cluster.agenerate_all(conversations=several, params=params, n=n, on_progress=tell)
 
@@ -163,17 +164,3 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _prompts(prompts: Prompts) -> list[str | Sequence[int]]:
-    """A prompt alone, or several, as a list of them."""
-    if isinstance(prompts, str):
-        return [prompts]
-    several: list[Any] = list(prompts)
-    return [several] if several and all(isinstance(each, int) for each in several) else several
-
-
-def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """A conversation alone, or several, as a list of them. An empty list is an empty conversation."""
-    alone = not messages or isinstance(messages[0], dict)
-    return [list(each) for each in ([messages] if alone else messages)]  # type: ignore[arg-type]

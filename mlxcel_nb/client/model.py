@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb.client import asking, loading
+from mlxcel_nb.client.arguments import check_messages, check_params, check_prompt
 from mlxcel_nb.client.backends import check_backends
 from mlxcel_nb.client.loading import Plan
 from mlxcel_nb.client.replicas import Lost, Replica, Replicas
@@ -200,6 +201,16 @@ def _order_of(
     rank: int | None = None,
     caller: str | None = None,
 ) -> GenerateOrder:
+    """An order to whoever takes it.
+
+    Raises:
+        RequestError: arguments that are none.
+    """
+    check_params(params)
+    if prompt is not None:
+        check_prompt(prompt)
+    if messages is not None:
+        check_messages(messages)
     return GenerateOrder(
         id=new_id(),
         instance="",  # that of whoever takes it
