@@ -76,7 +76,9 @@ def test_several_answers_to_a_prompt_stand_side_by_side(llm: LLM) -> None:
 
 
 def test_the_first_error_names_the_prompts_number_and_ends_the_others(llm: LLM) -> None:
-    with pytest.raises(RequestError, match=r"prompt 2 of 3: the prompt is empty\. Give it"):
+    with pytest.raises(
+        RequestError, match=r"^engine-0: prompt 2 of 3: the prompt is empty\. Give it at least one token\.$"
+    ):
         llm.generate(["fine", "", "fine"], ENDLESS)
     idle(llm.cluster)
 

@@ -104,6 +104,10 @@ def test_what_would_change_the_answer_and_is_not_there_is_refused(asks: Any, fie
     assert refusal(asks, **fields)[:2] == (400, param)
 
 
+def test_calls_one_by_one_may_be_asked_for_where_there_are_no_tools() -> None:
+    assert chat(parallel_tool_calls=False) == chat()
+
+
 def test_a_field_that_nobody_knows_is_refused_with_the_nearest_that_is_known() -> None:
     status, param, message = refusal(chat, temprature=0.5)
     assert (status, param) == (400, "temprature") and "perhaps temperature" in message
