@@ -59,7 +59,7 @@ def check_messages(messages: Any) -> None:
     if not messages:
         raise PromptError("the list of messages is empty", advice=_MESSAGES)
     for message in messages:
-        if not isinstance(message, Mapping):
+        if not isinstance(message, dict):
             raise PromptError(f"a message must be a dict with a role, not {_kind(message)}", advice=_MESSAGES)
 
 
@@ -85,7 +85,7 @@ def conversations_of(given: Any) -> list[list[Any]]:
     """
     if not isinstance(given, list | tuple):
         raise PromptError(f"messages must be a list, not {_kind(given)}", advice=_MESSAGES)
-    several = [given] if not given or isinstance(given[0], Mapping) else given
+    several = [given] if not given or isinstance(given[0], dict) else given
     for each in several:
         check_messages(each)
     return [list(each) for each in several]

@@ -17,13 +17,13 @@ def prompt_ids(folder: Path, text: str, tokens: int) -> list[int]:
     """Ids of `text`, to which `tokens` more will come.
 
     Raises:
-        PromptError: there is nothing to read. ConfigError: it is more than the model was made for.
+        PromptError: there is nothing to read, or far too much. ConfigError: it is more than the model was made for.
     """
     check_tokenizer(folder)
-    ids = load_tokenizer(folder).encode(text)
+    context = model_info(folder).context
+    ids = load_tokenizer(folder).encode(text, context=context)
     if not ids:
         raise PromptError("the prompt is empty", advice="Give it at least one token.")
-    context = model_info(folder).context
     if context and len(ids) + tokens > context:
         raise ConfigError(
             f"a prompt of {len(ids)} tokens and {tokens} more, the model's context is {context}", advice="Shorten it."
