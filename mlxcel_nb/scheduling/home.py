@@ -21,7 +21,8 @@ from mlxcel_nb.scheduling.sequence import Sequence, State
 from mlxcel_nb.scheduling.step_plan import BLOCK, Adopt, Keep, Open, Restore
 
 READERS = 4
-"""Prompts of one owner that are read at a time: a short one need not wait for a long one, nor everybody for all."""
+"""Prompts of one owner that are read at a time: a short one need not wait for a long one, nor everybody for all. Of
+short ones as many as a step can read."""
 
 
 def span(sequence: Sequence) -> int:
@@ -47,6 +48,7 @@ class Home:
         self.read: list[Sequence] = []
         """Whose last chunk has been sent, and whose blocks have not been kept yet."""
         self._groups = limits.groups
+        self._chunk = limits.chunk
         self._reusable = limits.reusable
         self._padded = limits.padded
         self._new_block = new_block
@@ -166,9 +168,10 @@ class Home:
         It waits for one that begins alike, beyond what is kept, to begin with its blocks.
         """
         owners = [each for each in self.readers if each.request.owner == sequence.request.owner]
+        short = sum(each.to_read for each in owners) + len(sequence.tokens) <= self._chunk
         end = (len(self.known(sequence)) + 1) * BLOCK
         alike = self._reusable and len(sequence.tokens) > end
-        return len(owners) < READERS and not (
+        return (short or len(owners) < READERS) and not (
             alike and any(each.tokens[:end] == sequence.tokens[:end] for each in owners)
         )
 

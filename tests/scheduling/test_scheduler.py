@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from mlxcel_nb.errors import Busy, RequestError
+from mlxcel_nb.scheduling.home import READERS
 from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.pace import LOOKS
 from mlxcel_nb.scheduling.sequence import Request, State
@@ -342,3 +343,16 @@ def test_others_go_on_between_the_chunks_of_one_that_is_suspected(mixed: bool) -
     assert all(not work.rows for n in alone for work in steps[n].work), "it shares no step"
     assert all(b - a >= 2 for a, b in itertools.pairwise(alone)), "and tokens are made in between"
     assert stream.position >= len(alone) - 1
+
+
+def test_short_prompts_of_one_owner_are_read_as_many_as_a_step_takes_and_long_ones_a_few() -> None:
+    one = scheduler(mixed=True, chunk=32)
+    for each in range(20):
+        one.add(request(each + 1, 7, 7, 7, max_tokens=1), 0.0)
+    (work,) = plan(one).work
+    assert len(work.chunks) == 32 // 4
+    other = scheduler(mixed=True, chunk=32)
+    for each in range(20):
+        other.add(request(*[each + 1] * 16), 0.0)
+    plan(other)
+    assert other.waiting == 20 - READERS
