@@ -57,11 +57,7 @@ def status_view(status: ClusterStatus) -> View:
     title = f"Cluster {status.name}"
     if model:
         title += f": {model.model}, {model.layout}, {model.dtype}{_sums(model)}"
-    notes = (
-        [*_room(model), *_pipeline(model)]
-        if model
-        else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
-    )
+    notes = room_lines(model) if model else ["No model is loaded. Load one: %mlxcel load smollm2-135m --pp 2"]
     if all(replica.problem for replica in status.replicas):
         notes += [f"The model no longer works: {why}" for why in _losses(status)]
     views = [table(title, columns, rows, [*notes, *(f"Note: {w}" for w in status.warnings)])]
@@ -180,11 +176,11 @@ def load_view(report: LoadReport) -> View:
         for part in report.parts
     ]
     title = f"{report.model} is ready after {report.load_s:.1f} s: {report.layout}, {report.dtype}{_sums(report)}"
-    notes = [*_room(report), *_pipeline(report), *(f"Note: {warning}" for warning in report.warnings)]
+    notes = [*room_lines(report), *(f"Note: {warning}" for warning in report.warnings)]
     return table(title, columns, rows, notes)
 
 
-ROOM = ("KV a token", "room for tokens", "at once")
+ROOM = ("KV a token", "longest request", "at once")
 """Columns of `_kv`."""
 
 
@@ -199,11 +195,16 @@ def _kv_words(part: PartReport | None, model: LoadReport | None) -> str | None:
     if part is None or model is None or part.kv_tokens is None:
         return None
     a_token, tokens, requests = _kv(part)
-    return f"{a_token} a token; room for {tokens} tokens, or for {requests} at once of {model.request_tokens}"
+    return f"{a_token} a token; a request of {tokens} tokens at most, or {requests} at once of {model.request_tokens}"
 
 
 def _many(count: int | None) -> str | None:
     return "any" if count is not None and count >= LONGEST else None if count is None else str(count)
+
+
+def room_lines(report: LoadReport) -> list[str]:
+    """What there is room for, and how stages are kept at work, in a line each."""
+    return [*_room(report), *_pipeline(report)]
 
 
 def _room(report: LoadReport) -> list[str]:

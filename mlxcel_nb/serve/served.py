@@ -118,6 +118,12 @@ class Served:
         known = ", ".join(names) or "none yet"
         raise ApiError(404, f"there is no model {name!r:.80}, only {known}", param="model", code="model_not_found")
 
+    def leave(self, why: str) -> None:
+        """Have no cluster any more, for now. Any thread may call."""
+        self.waiting = why
+        self.cluster = None
+        self._trouble = ""
+
     async def watch(self) -> None:
         """Ask the nodes, while the server runs, how they are and whether what they hold of the model is still good."""
         while True:
@@ -125,8 +131,9 @@ class Served:
             if cluster is not None and self.report is not None:
                 with contextlib.suppress(MlxcelError):
                     status = await asyncio.to_thread(cluster.status)
-            self.status = status
-            self._trouble = _trouble_of(status)
+            if cluster is self.cluster:  # else they were asked of one that has been left meanwhile
+                self.status = status
+                self._trouble = _trouble_of(status)
             await asyncio.sleep(times.HEARTBEAT_S)
 
     # -- prompts -----------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ log = get_logger("serve.server")
 GRACE_S = 5.0
 """Answers under way may take this long to end when the server stops."""
 
+HURRY_S = 0.5
+"""Callers are told of the end for so long when nobody wants to wait for them."""
+
 START_S = 10.0
 
 
@@ -112,6 +115,17 @@ class ApiServer:
     def running(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def in_flight(self) -> int:
+        """Requests whose answers are under way."""
+        return len(self._api.live)
+
+    def hurry(self) -> None:
+        """End at once, each with its error, what `stop` waits for. Does not wait; a signal's handler may call."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has ended
+                self._loop.call_soon_threadsafe(self._end_all, self._loop)
+
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Take no more requests, let answers end for `grace_s` seconds, then end them with an error."""
         self.served.closing = True
@@ -156,6 +170,15 @@ class ApiServer:
     def _leave(self, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
         self._uvicorn.should_exit = True
         loop.call_later(grace_s, self._api.stop_all)
+
+    def _end_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._api.stop_all()
+        loop.call_later(HURRY_S, self._cut)
+
+    def _cut(self) -> None:
+        """End connections whatever their callers still have to take or to send."""
+        for connection in list(self._uvicorn.server_state.connections):
+            connection.transport.abort()
 
 
 def _tls(certificate: str | None, private_key: str | None) -> bool:
