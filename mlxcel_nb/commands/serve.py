@@ -94,7 +94,7 @@ def _keep_serving(args: argparse.Namespace, context: Context, server: ApiServer,
         except MlxcelError as error:
             if not server.running:
                 raise
-            served_s, why = 0.0, f"they did not start: {error}"
+            served_s, why = 0.0, f"engines did not start: {error}"
 
 
 def _serve(
@@ -118,7 +118,7 @@ def _serve(
                 why = _until(signals, server, remark)
             finally:
                 if why:
-                    server.served.leave(f"{why}; engines are started again")
+                    server.leave_cluster(f"{why}; engines are started again")
                 else:
                     server.stop()
                 engines.close()  # here, where one who presses Ctrl-C again does not leave any of them behind

@@ -119,7 +119,7 @@ class Served:
         raise ApiError(404, f"there is no model {name!r:.80}, only {known}", param="model", code="model_not_found")
 
     def leave(self, why: str) -> None:
-        """Have no cluster any more, for now. Any thread may call."""
+        """Have no cluster any more, for now."""
         self.waiting = why
         self.cluster = None
         self._trouble = ""

@@ -120,6 +120,12 @@ class ApiServer:
         """Requests whose answers are under way."""
         return len(self._api.live)
 
+    def leave_cluster(self, why: str) -> None:
+        """Say why there are no engines now, and go on. On the loop: no request sees them go in its midst."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # its loop has ended
+            self._loop.call_soon_threadsafe(self.served.leave, why)
+
     def hurry(self) -> None:
         """End at once, each with its error, what `stop` waits for. Does not wait; a signal's handler may call."""
         if self._loop is not None:

@@ -48,3 +48,7 @@ def test_room_is_told_when_a_model_has_loaded(tmp_path: Path) -> None:
         words = f"Room for a request of 64 tokens (the model's context; memory has room for {short.memory_tokens}"
         assert words in load_view(short).text
         assert words in status_view(cluster.status()).text
+        title, row = load_view(short).text.splitlines()[1:3]
+        column = title.index("longest request")
+        assert row[column : column + len("longest request")].strip() == "64", "and no word of memory's room"
+        assert "a request of 64 tokens at most, or " in node_view(cluster.status(), "engine-0").text

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 START_S = 90.0
 PROMPT = "Hello"
+NAMES = ("--served-model-name", "a", "--served-model-name", "b", "--served-model-name", "a")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def client(url: str, key: str = "none") -> openai.OpenAI:
 
 
 def test_a_shell_serves_until_ctrl_c(tiny: Path, no_children_left: None) -> None:
-    with serving(str(tiny), "--pp", "2", "--port", "0", "--served-model-name", "a", "--served-model-name", "b") as (
+    with serving(str(tiny), "--pp", "2", "--port", "0", *NAMES) as (
         process,
         url,
     ):
@@ -102,6 +103,9 @@ def test_a_key_is_asked_for_and_never_shown(tiny: Path, tmp_path: Path, no_child
         (["--allow-origin", "localhost"], "is no origin"),
         (["--host", "192.0.2.1"], "not an address of this host"),
         (["--port", "70000"], "not a port"),
+        (["--served-model-name", ""], "the name is empty"),
+        (["--served-model-name", "a,b"], "give the option once for each name"),
+        (["--served-model-name", " a"], "begins or ends with a space"),
     ],
 )
 def test_what_cannot_be_is_said_before_any_engine_starts(

@@ -199,6 +199,7 @@ def test_it_ends_with_an_error_when_no_engines_can_be_had_any_more(tmp_path: Pat
 
 
 def test_replicas_go_on_without_one_that_is_lost(tiny: Path, no_children_left: None) -> None:
+    """Case 28, over HTTP."""
     with serving(str(tiny), "--dp", "2") as served:
         served.engines[1].kill()
         served.says("engine-1 is lost (was killed by SIGKILL); requests go to the replicas that are left")
