@@ -37,9 +37,10 @@ static inline __attribute__((always_inline)) SOME SUMS(const VEC *v) {
 #elif WIDTH == 8
     VEC a = __builtin_shufflevector(v[0], v[1], 0, 1, 2, 3, 8, 9, 10, 11) +
             __builtin_shufflevector(v[0], v[1], 4, 5, 6, 7, 12, 13, 14, 15);
-    a += __builtin_shufflevector(a, a, 2, 3, 0, 1, 6, 7, 4, 5);
-    a += __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6);
-    return __builtin_shufflevector(a, a, 0, 4);
+    VEC b = __builtin_shufflevector(v[2], v[3], 0, 1, 2, 3, 8, 9, 10, 11) +
+            __builtin_shufflevector(v[2], v[3], 4, 5, 6, 7, 12, 13, 14, 15);
+    a = __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13) + __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
+    return __builtin_shufflevector(a, a, 0, 2, 4, 6) + __builtin_shufflevector(a, a, 1, 3, 5, 7);
 #else
     VEC a = __builtin_shufflevector(v[0], v[1], 0, 1, 4, 5) + __builtin_shufflevector(v[0], v[1], 2, 3, 6, 7);
     VEC b = __builtin_shufflevector(v[2], v[3], 0, 1, 4, 5) + __builtin_shufflevector(v[2], v[3], 2, 3, 6, 7);
@@ -47,27 +48,29 @@ static inline __attribute__((always_inline)) SOME SUMS(const VEC *v) {
 #endif
 }
 
-/* c[i][j] for R rows of a and C of b, which is 1 or BESIDE; meanwhile F rows of b from `next` on are fetched. */
-static inline __attribute__((always_inline)) void TILE(const int R, const int C, const int F, int k, float alpha,
-                                                       const float *a, long lda, const float *b, long ldb,
-                                                       const float *next, float beta, float *c, long ldc) {
-    VEC sums[4][BESIDE];
+/* c[i][j] for R rows of a and C of b, which is 1 or BESIDE; meanwhile F rows of b from `next` on are fetched, `step` bytes
+ * of each for every register of a row. */
+static inline __attribute__((always_inline)) void TILE(const int R, const int C, const int F, int step, int k,
+                                                       float alpha, const float *a, long lda, const float *b, long ldb,
+                                                       const char *next, float beta, float *c, long ldc) {
+    VEC sums[ROWS][BESIDE];
 #pragma GCC unroll 4
     for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) sums[i][j] = (VEC){0};
     int p = 0;
     for (; p + WIDTH <= k; p += WIDTH) {
-        VEC x[4];
+        VEC x[ROWS];
 #pragma GCC unroll 4
         for (int i = 0; i < R; i++) x[i] = *(const VEC *)(a + i * lda + p);
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) {
             VEC y = *(const VEC *)(b + j * ldb + p);
-            if (j < F) __builtin_prefetch(next + j * ldb + p, 0, 2);
+            if (j < F) __builtin_prefetch(next + 4 * j * ldb, 0, 2);
 #pragma GCC unroll 4
             for (int i = 0; i < R; i++) sums[i][j] += x[i] * y;
         }
+        next += step;
     }
 #pragma GCC unroll 4
     for (int i = 0; i < R; i++) {
@@ -84,52 +87,53 @@ static inline __attribute__((always_inline)) void TILE(const int R, const int C,
     }
 }
 
-/* BESIDE rows of b at a time are multiplied by four rows of a, by the next four, and so on. Each of these passes fetches
- * some of the BESIDE rows of b that come after, into the second cache. Into the first one a core fetches fewer lines at a
- * time than memory could give it: that was half as fast. */
+/* BESIDE rows of b at a time are multiplied by ROWS rows of a, by the next ones, and so on. Each of these passes fetches
+ * its share of the BESIDE rows of b that come after, into the second cache. Into the first one a core fetches fewer lines
+ * at a time than memory could give it: that was half as fast. Many passes fetch as if the rows lay behind one another,
+ * which they do, or some are not fetched beforehand. */
 static void NAMED(few)(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb,
                        float beta, float *c, long ldc) {
-    int j = 0;
+    int passes = (m + ROWS - 1) / ROWS, many = passes >= BESIDE;
+    int step = many ? 4 * WIDTH * BESIDE / passes : 4 * WIDTH, j = 0;
     for (; j + BESIDE <= n; j += BESIDE, b += BESIDE * ldb, c += BESIDE) {
-        const float *rows = a, *next = b + BESIDE * ldb;
+        const float *rows = a;
+        const char *next = (const char *)(b + BESIDE * ldb);
         float *to = c;
-        int left = BESIDE;
-        for (int i = 0; i < m; i += 4, rows += 4 * lda, to += 4 * ldc) {
-            int passes = (m - i + 3) / 4, fetch = (left + passes - 1) / passes;
-#define PASS(R, F) TILE(R, BESIDE, F, k, alpha, rows, lda, b, ldb, next, beta, to, ldc)
+        for (int i = 0, left = BESIDE; i < m; i += ROWS, rows += ROWS * lda, to += ROWS * ldc) {
+            int passes_left = (m - i + ROWS - 1) / ROWS, fetch = many ? 1 : (left + passes_left - 1) / passes_left;
+#define PASS(R, F) TILE(R, BESIDE, F, step, k, alpha, rows, lda, b, ldb, next, beta, to, ldc)
             if (m - i == 1) PASS(1, fetch);
             else if (m - i == 2) PASS(2, fetch);
-            else if (m - i == 3) PASS(3, fetch);
-            else if (fetch == 0) PASS(4, 0);
-            else if (fetch == 1) PASS(4, 1);
-            else if (fetch == 2) PASS(4, 2);
-            else PASS(4, BESIDE);
+            else if (ROWS == 4 && m - i == 3) PASS(3, fetch);
+            else if (fetch == 1) PASS(ROWS, 1);
+            else if (fetch == 2) PASS(ROWS, 2);
+            else PASS(ROWS, BESIDE);
 #undef PASS
-            next += fetch * ldb;
+            next += many ? (long)step * (k / WIDTH) : 4 * fetch * ldb;
             left -= fetch;
         }
     }
     for (; j < n; j++, b += ldb, c++)
-        for (int i = 0; i < m; i++) TILE(1, 1, 0, k, alpha, a + i * lda, lda, b, ldb, b, beta, c + i * ldc, ldc);
+        for (int i = 0; i < m; i++)
+            TILE(1, 1, 0, 0, k, alpha, a + i * lda, lda, b, ldb, (const char *)b, beta, c + i * ldc, ldc);
 }
 
 /* R rows and C registers of c: each row of b is read once for R rows of a. */
 static inline __attribute__((always_inline)) void PLAIN_TILE(const int R, const int C, int k, float alpha,
                                                              const float *a, long lda, const float *b, long ldb,
                                                              float beta, float *c, long ldc) {
-    VEC sums[4][4];
+    VEC sums[ROWS][4];
 #pragma GCC unroll 4
     for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) sums[i][j] = (VEC){0};
     for (int p = 0; p < k; p++, b += ldb) {
-        VEC y[4];
 #pragma GCC unroll 4
-        for (int j = 0; j < C; j++) y[j] = *(const VEC *)(b + j * WIDTH);
+        for (int j = 0; j < C; j++) {
+            VEC y = *(const VEC *)(b + j * WIDTH);
 #pragma GCC unroll 4
-        for (int i = 0; i < R; i++)
-#pragma GCC unroll 4
-            for (int j = 0; j < C; j++) sums[i][j] += a[i * lda + p] * y[j];
+            for (int i = 0; i < R; i++) sums[i][j] += a[i * lda + p] * y;
+        }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < R; i++)
@@ -146,7 +150,7 @@ static inline __attribute__((always_inline)) void PLAIN_TILE(const int R, const 
 static void NAMED(few_plain)(int m, int n, int k, float alpha, const float *a, long lda, const float *b, long ldb,
                              float beta, float *c, long ldc) {
     for (int j = 0; j < n; j += 4 * WIDTH, b += 4 * WIDTH, c += 4 * WIDTH)
-        for (int i = 0; i < m; i += 4) {
+        for (int i = 0; i < m; i += ROWS) {
             const float *rows = a + i * lda;
             float *to = c + i * ldc;
             int registers = (n - j) / WIDTH;
@@ -154,8 +158,8 @@ static void NAMED(few_plain)(int m, int n, int k, float alpha, const float *a, l
 #define PASSES(C)                   \
     if (m - i == 1) PASS(1, C);      \
     else if (m - i == 2) PASS(2, C); \
-    else if (m - i == 3) PASS(3, C); \
-    else PASS(4, C)
+    else if (ROWS == 4 && m - i == 3) PASS(3, C); \
+    else PASS(ROWS, C)
             if (registers == 1) { PASSES(1); }
             else if (registers == 2) { PASSES(2); }
             else if (registers == 3) { PASSES(3); }

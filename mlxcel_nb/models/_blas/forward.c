@@ -73,6 +73,7 @@ static int few_floats; /* ... all rows together are no more than this, which the
 #define ISA avx512
 #define WIDTH 16
 #define BESIDE 4
+#define ROWS 4
 #define FEW_ROWS 32
 #define FEW_FLOATS (1 << 18)
 #include "kernels.h"
@@ -82,9 +83,10 @@ static int few_floats; /* ... all rows together are no more than this, which the
 #pragma GCC target("avx2,fma")
 #define ISA avx2
 #define WIDTH 8
-#define BESIDE 2
-#define FEW_ROWS 12
-#define FEW_FLOATS 0
+#define BESIDE 4
+#define ROWS 3
+#define FEW_ROWS 32
+#define FEW_FLOATS (1 << 16)
 #include "kernels.h"
 #pragma GCC pop_options
 
@@ -101,6 +103,7 @@ static void choose(void) {
 #define ISA neon
 #define WIDTH 4
 #define BESIDE 4
+#define ROWS 4
 #define FEW_ROWS 12 /* not measured */
 #define FEW_FLOATS 0
 #include "kernels.h"

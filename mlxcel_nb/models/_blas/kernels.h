@@ -1,7 +1,7 @@
 /* What is made here of a matrix's or an array's floats, for one instruction set.
  *
  * Included once for each, with ISA its name, WIDTH the floats of a register, BESIDE the rows of a matrix that go together
- * (4 x BESIDE sums are kept in registers), and FEW_ROWS and FEW_FLOATS as few_rows and few_floats in forward.c.
+ * with ROWS of the other one (ROWS x BESIDE sums are kept in registers), and FEW_ROWS and FEW_FLOATS as few_rows and few_floats in forward.c.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -40,5 +40,6 @@ static void NAMED(choose)(void) {
 #undef ISA
 #undef WIDTH
 #undef BESIDE
+#undef ROWS
 #undef FEW_ROWS
 #undef FEW_FLOATS
