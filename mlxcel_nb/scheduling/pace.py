@@ -11,7 +11,9 @@ a round of all groups as many tokens as take about as long as the round, times `
 
 Where many wait for few they count for more: with w that wait and d that decode, a round reads w (w - 1)^2 / d times as
 much. So one prompt gets no more than this share of any number of texts, nor do two beside two; of a burst of requests
-all are soon answered together, which is what batches are for, and the first of them has to wait for it.
+all are soon answered together, which is what batches are for, and the first of them has to wait for it. Where steps are
+mixed, who has just begun is of the burst and does not count as decoding: it makes a token in each of these steps, and
+so counts soon.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ START = 8
 
 LOOKS = 2
 """Decode steps before any reads along, when so many decode as have not been seen."""
+
+SETTLED = 16
+"""Tokens after which a text is under way, and is not to stutter for others."""
 
 GROWTH = 0.25
 """Of the way to a longer length that one step shows. Steps are uneven: a quick one says little, a slow one is felt."""
@@ -60,15 +65,18 @@ class Pace:
         """Tokens that one prompt gets in a round of one group."""
         return round(self._length)
 
-    def allowed(self, decoding: int, wanting: int) -> int:
+    def allowed(self, decoding: int, wanting: int, settled: int) -> int:
         """Tokens that the next step may read while `decoding` sequences decode and `wanting` wait; 0: they come first.
 
-        What a step takes that reads nothing is looked at anew whenever twice as many decode as when it was last seen,
-        or half as many: in two steps, of which the first has to put the rows of its batch together.
+        Of those that decode, `settled` have made `SETTLED` tokens. What a step takes that reads nothing is looked at
+        anew whenever twice as many decode as when it was last seen, or half as many: in two steps, of which the first
+        has to put the rows of its batch together.
         """
+        if self._mixed and not settled:
+            return self._most
         if self._mixed:
             looking = self._stale(decoding) or self._looks < LOOKS
-            return 0 if looking else self._round(decoding, wanting)
+            return 0 if looking else self._round(settled, wanting)
         return self._credit if self.earned else 0
 
     @property

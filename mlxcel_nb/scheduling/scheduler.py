@@ -28,7 +28,7 @@ from mlxcel_nb.scheduling.draft import Draft
 from mlxcel_nb.scheduling.home import Home
 from mlxcel_nb.scheduling.kv_budget import Use
 from mlxcel_nb.scheduling.limits import Limits
-from mlxcel_nb.scheduling.pace import Pace
+from mlxcel_nb.scheduling.pace import SETTLED, Pace
 from mlxcel_nb.scheduling.sequence import Leaving, Request, Sequence, State
 from mlxcel_nb.scheduling.step_plan import Chunk, StepPlan, Work
 from mlxcel_nb.scheduling.waiting import Waiting
@@ -312,7 +312,8 @@ class Scheduler:
         if suspect is not None and (not decoding or self._pace.earned):
             # It waits until nothing is on its way, and everybody for it.
             return [] if self._flying else self._read(draft, suspect, self.limits.chunk)
-        chunk = self._pace.allowed(decoding, self._wanting()) if decoding else self.limits.chunk
+        settled = sum(each.decodes and each.position >= SETTLED for each in self.running)
+        chunk = self._pace.allowed(decoding, self._wanting(), settled) if decoding else self.limits.chunk
         taking: list[Sequence] = []
         for home in homes:
             readers = list(home.readers) if chunk and suspect is None else []

@@ -169,40 +169,67 @@ def test_without_measurements_the_length_is_the_first() -> None:
 def test_a_round_of_groups_earns_a_chunk_and_a_chunk_spends_it() -> None:
     pace = Pace(2.0, 256)
     for _ in range(4):
-        assert not pace.allowed(8, 1)
+        assert not pace.allowed(8, 1, 8)
         pace.earn(groups=4, decoding=8, wanting=1)
-    assert pace.allowed(8, 1) == START
+    assert pace.allowed(8, 1, 8) == START
     pace.earn(4, 8, 1)
-    assert pace.allowed(8, 1) == START, "what is not used is not saved up"
+    assert pace.allowed(8, 1, 8) == START, "what is not used is not saved up"
     pace.spend(3)
-    assert pace.allowed(8, 1) == 0, "a short chunk takes nearly as long"
+    assert pace.allowed(8, 1, 8) == 0, "a short chunk takes nearly as long"
 
 
 def test_mixed_steps_read_along_what_leaves_them_their_time() -> None:
     pace = Pace(2.0, 256, mixed=True)
-    assert not pace.allowed(2, 1), "a step that reads nothing is looked at first"
+    assert not pace.allowed(2, 1, 2), "a step that reads nothing is looked at first"
     pace.earn(1, decoding=2, wanting=1)
     pace.decoded(0.3)  # its batch was put together
-    assert not pace.allowed(2, 1), "and a second one, which is what a step takes"
+    assert not pace.allowed(2, 1, 2), "and a second one, which is what a step takes"
     pace.earn(1, decoding=2, wanting=1)
     pace.decoded(0.1)
-    assert pace.allowed(2, 1) == pace.allowed(4, 1) == START
-    assert not pace.allowed(5, 1) and not pace.allowed(1, 1), "twice as many, or half as many, take another time"
-    assert pace.allowed(2, 2) == START, "two get no more than one"
+    assert pace.allowed(2, 1, 2) == pace.allowed(4, 1, 4) == START
+    assert not pace.allowed(5, 1, 5) and not pace.allowed(1, 1, 1), "twice as many, or half as many, take another time"
+    assert pace.allowed(2, 2, 2) == START, "two get no more than one"
     for _ in range(30):
         pace.read(START, 0.16, 1)
-    assert pace.allowed(2, 1) == pytest.approx(10, abs=1)
+    assert pace.allowed(2, 1, 2) == pytest.approx(10, abs=1)
     pace.read(10, 0.26, 1)
-    assert pace.allowed(2, 1) == 6, "of 160 ms beside a step's 100 only 100 are left"
+    assert pace.allowed(2, 1, 2) == 6, "of 160 ms beside a step's 100 only 100 are left"
 
 
 def test_many_who_wait_for_few_are_read_faster() -> None:
     pace = Pace(2.0, 256)
     pace.earn(1, decoding=3, wanting=4)
-    assert pace.allowed(3, 4) == 12 * START
+    assert pace.allowed(3, 4, 3) == 12 * START
     pace.rest()
     pace.earn(1, decoding=1, wanting=100)
-    assert pace.allowed(1, 100) == 256
+    assert pace.allowed(1, 100, 1) == 256
+
+
+def test_of_a_burst_those_who_have_just_begun_read_the_others_along() -> None:
+    pace = Pace(2.0, 256, mixed=True)
+    assert pace.allowed(14, 2, 0) == 256
+    pace.earn(1, 14, 2)
+    pace.earn(1, 14, 2)
+    assert pace.allowed(14, 2, 14) == START, "texts that are under way do not stutter for two"
+    clock = Clock(measured, mixed=True)
+    for each in range(16):
+        ask(clock, 128, 64, first=2 + each)
+    clock.run(lambda: clock.scheduler.idle)
+    assert len({moment for times in clock.came.values() for moment in times}) <= 8 + 64, (
+        "256 tokens a step, then 64 of all"
+    )
+
+
+def test_a_stream_beside_a_burst_is_not_of_it() -> None:
+    """One that is under way, and two that come: it does not stutter, though they have just begun."""
+    clock = Clock(measured, mixed=True)
+    first = ask(clock, 30, 500)
+    clock.run(lambda: len(clock.came[first]) > 100)
+    begin = clock.now
+    both = [ask(clock, 600, 20, first=50 + each, owner="another") for each in range(2)]
+    clock.run(lambda: all(clock.came[each] for each in both))
+    during = sorted(clock.gaps(first, begin, clock.now))
+    assert during[int(0.9 * len(during))] <= 2.5 * measured(Work(0, 0, (first,)))
 
 
 def test_when_few_are_left_their_time_is_looked_at_anew() -> None:

@@ -9,7 +9,7 @@ import pytest
 from mlxcel_nb.errors import Busy, RequestError
 from mlxcel_nb.scheduling.home import READERS
 from mlxcel_nb.scheduling.limits import Limits
-from mlxcel_nb.scheduling.pace import LOOKS
+from mlxcel_nb.scheduling.pace import SETTLED
 from mlxcel_nb.scheduling.sequence import Request, State
 from mlxcel_nb.scheduling.step_plan import Chunk, StepPlan, Work
 from tests.scheduling.ranks import plain
@@ -307,19 +307,19 @@ def test_one_rank_may_have_all_the_work_and_then_the_other_one_request() -> None
 
 def test_a_mixed_step_has_a_token_of_each_row_and_chunks_of_several_prompts() -> None:
     one = scheduler(mixed=True, chunk=8)
-    first, second = one.add(request(1, 2, 3), 0.0), one.add(request(4, 5), 0.0)
+    first, second = (one.add(request(*ids, max_tokens=99), 0.0) for ids in ((1, 2, 3), (4, 5)))
     together = plan(one)
     assert together.work == (Work(0, -1, (), (Chunk(0, 3, True), Chunk(1, 2, True)), (1, 2, 3, 4, 5)),)
     answer(one, together)
-    third = one.add(request(*range(10, 30)), 0.0)
-    for _ in range(LOOKS):
+    for _ in range(SETTLED):
         alone = plan(one)
-        assert alone.work[0] == Work(0, 0, (0, 1), tokens=(7, 7)), "what a step takes is looked at first"
+        assert alone.work[0] == Work(0, 0, (0, 1), tokens=(7, 7))
         answer(one, alone)
+    third = one.add(request(*range(10, 30)), 0.0)
     mixed = plan(one)
     assert mixed.work[0] == Work(0, 0, (0, 1), (Chunk(2, 8, False),), (7, 7, *range(10, 18)))
     answer(one, mixed)
-    assert (first.position, second.position, third.cached) == (4, 4, 8)
+    assert (first.position, second.position, third.cached) == (SETTLED + 2, SETTLED + 2, 8)
 
 
 def test_one_that_is_suspected_shares_no_mixed_step() -> None:
