@@ -116,9 +116,8 @@ class Another:
 
     def stream(self, prompt: Sequence[int], params: SamplingParams, /) -> Stream:
         order = GenerateOrder(id=new_id(), instance=self._instance, params=params, token_ids=list(prompt))
-        return asking.begin(
-            self._router, self._leader, order, explain=lambda error: error, ended=lambda _: None, stall_s=60.0
-        )
+        line = asking.open_line(self._router, self._leader, order, explain=lambda error: error, ended=lambda _: None)
+        return Stream(line, stall_s=60.0)
 
     def close(self) -> None:
         self._router.close()

@@ -10,26 +10,25 @@ from collections.abc import Callable
 
 from mlxcel_nb.client.report import Completion
 from mlxcel_nb.client.router import Router
-from mlxcel_nb.client.stream import Inbox, Stream
+from mlxcel_nb.client.stream import Inbox, Line, Stream
 from mlxcel_nb.errors import MlxcelError, PeerLost, PromptError, WireError
 from mlxcel_nb.runtime.protocol import GenerateOrder, field
 
 
-def begin(
+def open_line(
     router: Router,
     leader: str,
     order: GenerateOrder,
     *,
     explain: Callable[[MlxcelError], MlxcelError],
     ended: Callable[[Completion], None],
-    stall_s: float,
     over: Callable[[], None] = lambda: None,
     replica: int | None = None,
-) -> Stream:
+) -> Line:
     """Send `order` to the node `leader`.
 
     Args:
-        explain, ended, stall_s, replica: as `Stream` takes them.
+        explain, ended, replica: as `Line` takes them.
         over: called once, from any thread, when the leader has said the last word, whether anybody reads it or not.
 
     Raises:
@@ -44,28 +43,21 @@ def begin(
         router.close_inbox(order.id)
         over()
 
+    def progress() -> int:
+        return field(field(router.ask(leader, {"type": "status"}), "status", dict), "progress", int)
+
     inbox = Inbox(leader, release)
-    stream = Stream(
-        inbox,
-        cancel=cancel,
-        progress=lambda: field(field(router.ask(leader, {"type": "status"}), "status", dict), "progress", int),
-        explain=explain,
-        ended=ended,
-        stall_s=stall_s,
-        replica=replica,
-    )
     router.open_inbox(order.id, inbox.put)
     try:
         router.send(leader, order.to_dict())
-        return stream
+        return Line(inbox, cancel, progress, explain, ended, replica)
     except WireError as error:
         inbox.close()
         raise PromptError(f"the request cannot be sent: {error.cause}") from None
     except MlxcelError as error:
         inbox.close()
         raise explain(error) from None
-    except BaseException:
-        # An interrupt: the order may be on its way, and the traceback keeps the stream from its end.
+    except BaseException:  # an interrupt: the order may be on its way
         cancel()
         inbox.close()
         raise

@@ -19,7 +19,7 @@ from mlxcel_nb.client.loading import Plan
 from mlxcel_nb.client.replicas import Lost, Replica, Replicas
 from mlxcel_nb.client.report import Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, new_id
-from mlxcel_nb.client.stream import Stream
+from mlxcel_nb.client.stream import Line, Stream
 from mlxcel_nb.errors import EngineLost, MlxcelError, PeerLost, RequestError
 from mlxcel_nb.launch.local import EngineInfo
 from mlxcel_nb.models.params import SamplingParams
@@ -70,7 +70,7 @@ class Model:
     def warm_up(self) -> None:
         """One real token of every replica, all at once."""
         with self.aside():
-            streams = [self._ask(each, _order_of([0], WARM_UP)) for each in self.replicas.all]
+            streams = [self._asked(each, _order_of([0], WARM_UP)) for each in self.replicas.all]
             for stream in streams:
                 stream.result()
 
@@ -83,15 +83,17 @@ class Model:
         rank: int | None = None,
         caller: str | None = None,
     ) -> Stream:
-        """Start a request on the replica that has least to do, as `Cluster.stream` does."""
-        order = _order_of(prompt, params, messages, rank, caller)
-        while True:
-            replica = self.replicas.take(order)
-            try:
-                return self._begin(replica, order)
-            except (PeerLost, EngineLost):
-                if len(self.replicas) == 1:
-                    raise  # else it counts as failed, and another is chosen
+        """Start a request on the replica that has least to do, as `Cluster.stream` does.
+
+        Should that be lost, another goes on, with the same text.
+        """
+        order = _order_of(prompt, params.seeded(), messages, rank, caller)
+
+        def again(made: tuple[int, ...]) -> Line:
+            return self._place(dataclasses.replace(order, id=new_id(), made=list(made)))
+
+        line = self._place(order)
+        return Stream(line, stall_s=self._stall_s, again=again if len(self.replicas) > 1 else None)
 
     def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced:
         """What every member of a replica sees when `tokens` are fed after `prompt`."""
@@ -99,7 +101,7 @@ class Model:
 
         replica = self.replicas.one()
         order = forcing.order(replica.order.instance, prompt, tokens)
-        asking.finish(self._ask(replica, order))
+        asking.finish(self._asked(replica, order))
         return forcing.bring(self._router, replica.report, order.id, len(tokens), replica.order.step_s)
 
     def save_kv(
@@ -117,7 +119,7 @@ class Model:
         if prompt is not None or messages is not None:
             replica, order = self.replicas.one(), _order_of(prompt, WARM_UP, messages)
             with self.aside():
-                asking.finish(self._ask(replica, order))
+                asking.finish(self._asked(replica, order))
             latest = replica, order.id
         elif self._latest is not None:
             latest = self._latest
@@ -164,11 +166,25 @@ class Model:
         """
         loading.drop_parts(self._router, self._orders, self._orders[0].step_s)
 
-    def _begin(self, replica: Replica, order: GenerateOrder) -> Stream:
-        """Send a request that counts on `replica`, until it is over."""
-        return self._ask(replica, order, lambda: self.replicas.give_back(replica, order))
+    @property
+    def _stall_s(self) -> float:
+        return self._orders[0].step_s + times.DEAD_S
 
-    def _ask(self, replica: Replica, order: GenerateOrder, over: Callable[[], None] = lambda: None) -> Stream:
+    def _asked(self, replica: Replica, order: GenerateOrder) -> Stream:
+        """A request of our own to `replica` and nobody else."""
+        return Stream(self._ask(replica, order), stall_s=self._stall_s)
+
+    def _place(self, order: GenerateOrder) -> Line:
+        """Send a request to the replica that has least to do; it counts there until it is over."""
+        while True:
+            replica = self.replicas.take(order)
+            try:
+                return self._ask(replica, order, partial(self.replicas.give_back, replica, order))
+            except (PeerLost, EngineLost):
+                if len(self.replicas) == 1:
+                    raise  # else it counts as failed, and another is chosen
+
+    def _ask(self, replica: Replica, order: GenerateOrder, over: Callable[[], None] = lambda: None) -> Line:
         def explain(error: MlxcelError) -> MlxcelError:
             told = self._explain(error)
             if isinstance(error, PeerLost):
@@ -178,13 +194,12 @@ class Model:
                     told = type(told)(told.cause, node=told.node, advice=f"{others}: ask again.")
             return told
 
-        return asking.begin(
+        return asking.open_line(
             self._router,
             replica.leader,
             dataclasses.replace(order, instance=replica.order.instance),
             explain=explain,
             ended=partial(self._note, (replica, order.id)),
-            stall_s=replica.order.step_s + times.DEAD_S,
             over=over,
             replica=replica.number if len(self.replicas) > 1 else None,
         )

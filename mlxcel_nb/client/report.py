@@ -60,6 +60,7 @@ class Completion:
         layout: how the model was split, e.g. "pp2".
         replica: which copy of the model made it; None where there is but one.
         logprobs: of each of `token_ids`; empty unless the request asked for them.
+        moves: how often another replica went on, because the one before was lost.
     """
 
     text: str
@@ -73,6 +74,7 @@ class Completion:
     stop_reason: str | None = None
     logprobs: tuple[Likelihood, ...] = ()
     replica: int | None = None
+    moves: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -95,7 +97,7 @@ class Completion:
             parts.append(f"{figure(timings.tokens_per_s)} tokens/s")
         if timings.ttft_s is not None:
             parts.append(f"first token {timings.ttft_s:.2f} s")
-        whose = "" if self.replica is None else f"replica {self.replica}"
+        whose = "" if self.replica is None else f"replica {self.replica}{' after a loss' if self.moves else ''}"
         return " · ".join([*parts, *filter(None, [self.layout, whose]), self.finish_reason])
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,6 +115,7 @@ class Completion:
             "timings": asdict(self.timings),
             "layout": self.layout,
             "replica": self.replica,
+            "moves": self.moves,
         }
 
 

@@ -12,11 +12,12 @@ import queue
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from mlxcel_nb.client import answer
-from mlxcel_nb.client.report import Completion, Delta, Likelihood
-from mlxcel_nb.errors import MlxcelError, StepTimeout, WireError
+from mlxcel_nb.client.report import Completion, Delta, Likelihood, Timings
+from mlxcel_nb.errors import EngineLost, MlxcelError, PeerLost, StepTimeout, WireError
 
 POLL_S = 0.1
 """How often a reader looks up between two messages, so that an interrupt is prompt."""
@@ -89,6 +90,27 @@ def _abandon(inbox: Inbox, cancel: Callable[[], None]) -> None:
         cancel()
 
 
+@dataclass(frozen=True)
+class Line:
+    """A request that a leader has taken, and what there is to reach it by.
+
+    Args:
+        inbox: where its messages come.
+        cancel: tells the leader to stop.
+        progress: the leader's progress counter; raises when it cannot be had.
+        explain: makes an error say more, e.g. which signal ended a process.
+        ended: takes the completion, once, on the reader's thread.
+        replica: of several, the one that answers.
+    """
+
+    inbox: Inbox
+    cancel: Callable[[], None]
+    progress: Callable[[], int]
+    explain: Callable[[MlxcelError], MlxcelError]
+    ended: Callable[[Completion], None]
+    replica: int | None = None
+
+
 class Stream:
     """One request's answer.
 
@@ -97,46 +119,43 @@ class Stream:
     holds it any more.
 
     Args:
-        cancel: tells the leader to stop.
-        progress: the leader's progress counter; raises when it cannot be had.
-        explain: makes an error say more, e.g. which signal ended a process.
-        ended: takes the completion, once, on the reader's thread.
+        line: to whoever answers.
         stall_s: without progress for this long, the stream fails.
-        replica: of several, the one that answers.
+        again: takes the tokens that have come, and has somebody else go on after them when whoever answered is lost.
 
     Attributes:
         prefill: while a long prompt is read: how many of its tokens have been, and of how many.
+        moves: how often somebody else went on.
     """
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        *,
-        cancel: Callable[[], None],
-        progress: Callable[[], int],
-        explain: Callable[[MlxcelError], MlxcelError],
-        ended: Callable[[Completion], None],
-        stall_s: float,
-        replica: int | None = None,
-    ) -> None:
+    def __init__(self, line: Line, *, stall_s: float, again: Callable[[tuple[int, ...]], Line] | None = None) -> None:
         self.text = ""
         self.token_ids: tuple[int, ...] = ()
         self.logprobs: tuple[Likelihood, ...] = ()
         self.completion: Completion | None = None
         self.error: MlxcelError | None = None
         self.prefill: tuple[int, int] | None = None
-        self._inbox = inbox
-        self._leader = inbox.leader
-        self._cancel = cancel
-        self._progress = progress
-        self._explain = explain
-        self._ended = ended
+        self.moves = 0
+        self._again = again
         self._stall_s = stall_s
-        self.replica = replica
+        self._cancelled = False
+        self._wake: Callable[[], None] | None = None
+        self._began = time.monotonic()
+        self._first: float | None = None
+        self._hold(line)
+
+    def _hold(self, line: Line) -> None:
+        """Listen to `line` from now on."""
+        self._line = line
         self._seq = 0
         self._counter = -1
         self._moved = self._heard = time.monotonic()
-        weakref.finalize(self, _abandon, inbox, cancel).atexit = False
+        weakref.finalize(self, _abandon, line.inbox, line.cancel).atexit = False
+
+    @property
+    def replica(self) -> int | None:
+        """Of several, the one that answers."""
+        return self._line.replica
 
     def __enter__(self) -> Self:
         return self
@@ -155,11 +174,13 @@ class Stream:
     def cancel(self) -> None:
         """Ask every rank to stop, from any thread; the stream then ends with finish_reason "cancelled"."""
         if not self.done:
-            self._cancel()
+            self._cancelled = True
+            self._line.cancel()
 
     def watch(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, on the router's loop, whenever something may be there for `next(0)`; and once now."""
-        self._inbox.watch(wake)
+        self._wake = wake
+        self._line.inbox.watch(wake)
         wake()
 
     def next(self, timeout: float) -> Delta | None:
@@ -171,7 +192,7 @@ class Stream:
         deadline = time.monotonic() + timeout
         while not self.done:
             try:
-                message = self._inbox.get(max(0.0, min(POLL_S, deadline - time.monotonic())))
+                message = self._line.inbox.get(max(0.0, min(POLL_S, deadline - time.monotonic())))
             except queue.Empty:
                 self._check_stall()
                 if time.monotonic() >= deadline:
@@ -198,11 +219,11 @@ class Stream:
             with contextlib.suppress(RuntimeError):  # the reader's loop has ended
                 loop.call_soon_threadsafe(arrived.set)
 
-        self._inbox.watch(wake)
+        self.watch(wake)
         while not self.done:
             arrived.clear()
             try:
-                message = self._inbox.get(0)
+                message = self._line.inbox.get(0)
             except queue.Empty:
                 if not await _within(arrived, CHECK_S):
                     await asyncio.to_thread(self._check_stall)
@@ -233,12 +254,16 @@ class Stream:
                 raise WireError(f"frame {self._seq} of the answer is missing")
         except WireError as error:
             self.cancel()
-            self._fail(error.at(self._leader))
+            self._fail(error.at(self._line.inbox.leader))
             return None
         self.prefill = frame.prefill
         if frame.prefill is not None:
             return None
+        if frame.end is not None and frame.end.error is not None and self._moves_on(frame.end.error):
+            return None  # the same text comes from there
         self._seq += 1
+        if self._first is None and frame.tokens:
+            self._first = self._heard
         self.text += frame.text
         self.token_ids += frame.tokens
         self.logprobs += frame.logprobs
@@ -246,8 +271,35 @@ class Stream:
             self._finish(frame.end)
         return Delta(frame.text, frame.tokens, frame.logprobs) if frame.text else None
 
+    def _moves_on(self, error: MlxcelError) -> bool:
+        """Whether somebody else goes on, now that whoever answered is lost."""
+        if self._again is None or self._cancelled or not isinstance(error, PeerLost | EngineLost):
+            return False
+        self._line.explain(error)  # which notes the loss
+        try:
+            line = self._again(self.token_ids)
+        except MlxcelError:  # nobody is left: the loss is what there is to say
+            return False
+        self._line.inbox.close()
+        self._hold(line)
+        self.moves += 1
+        if self._wake is not None:
+            self.watch(self._wake)
+        if self._cancelled:  # meanwhile
+            line.cancel()
+        return True
+
+    def _timings(self, timings: Timings) -> Timings:
+        """As the user has seen them, where the leader saw only the latest part."""
+        if not self.moves:
+            return timings
+        now = time.monotonic()
+        first = timings.ttft_s if self._first is None else self._first - self._began
+        return replace(timings, ttft_s=first, total_s=now - self._began)
+
     def _finish(self, end: answer.End) -> None:
-        self.error = self._explain(end.error) if end.error else None
+        line = self._line
+        self.error = line.explain(end.error) if end.error else None
         self.completion = Completion(
             text=self.text,
             token_ids=self.token_ids,
@@ -255,14 +307,15 @@ class Stream:
             prompt_tokens=end.prompt_tokens or 0,
             cached_tokens=end.cached_tokens or 0,
             generation_tokens=len(self.token_ids) if end.generation_tokens is None else end.generation_tokens,
-            timings=end.timings,
+            timings=self._timings(end.timings),
             layout=end.layout,
             stop_reason=end.stop_reason,
             replica=self.replica,
             logprobs=self.logprobs,
+            moves=self.moves,
         )
-        self._inbox.close()
-        self._ended(self.completion)
+        line.inbox.close()
+        line.ended(self.completion)
 
     def _fail(self, error: MlxcelError) -> None:
         self._finish(answer.End(finish_reason="error", error=error))
@@ -273,8 +326,10 @@ class Stream:
         if now - max(self._heard, self._moved) < CHECK_S:
             return
         try:
-            counter = self._progress()
+            counter = self._line.progress()
         except MlxcelError as error:
+            if self._moves_on(error):
+                return
             self._fail(error)
             assert self.error is not None
             raise self.error from None
@@ -283,6 +338,6 @@ class Stream:
             return
         if now - max(self._heard, self._moved) > self._stall_s:
             self.cancel()
-            self._fail(StepTimeout(f"no progress for {self._stall_s:g} s", node=self._leader))
+            self._fail(StepTimeout(f"no progress for {self._stall_s:g} s", node=self._line.inbox.leader))
             assert self.error is not None
             raise self.error

@@ -45,6 +45,12 @@ class Answer:
             self.stop_reason = matched
         return matched is not None
 
+    def replay(self, token: int) -> bool:
+        """Take a token whose text was sent before, by whoever led then. True when a stop string was met."""
+        self.tokens += 1
+        _, self.stop_reason = self.stops.feed(self.detokenizer.add(token), armed=self.tokens >= self.min_tokens)
+        return self.stop_reason is not None
+
     def end(self, finish_reason: str, *, error: MlxcelError | None = None, **facts: Any) -> None:
         """Flush what was held back and close the stream."""
         text = ""

@@ -139,13 +139,15 @@ class Engine:
             if self._worker.broken is not None:
                 raise self._worker.broken
             active.prompt = self._prompt_ids(order)
-            if params.max_tokens == 0:
-                self._end(active, "length")
+            if (reason := self._replay(active)) is not None:
+                self._end(active, reason)
                 return
             now, idle = time.monotonic(), not self.busy
             active.sequence = self._scheduler.add(self._request(active), now)
             self.ledger.taken(now, idle=idle)
             self._active[active.sequence.number] = active
+            if active.answer.tokens >= active.sequence.limit:  # there was room for more where they were made
+                self._give_up(active, "length")
         except Cancelled:
             self._end(active, "cancelled")
         except Exception as caught:  # noqa: BLE001  # whatever it was, it is the end of this answer
@@ -177,10 +179,19 @@ class Engine:
             prompt=tuple(active.prompt),
             max_tokens=order.params.max_tokens,
             params=order.params.seeded().to_dict(),
+            made=tuple(order.made or ()),
             recent=order.params.repetition_context if order.params.repetition_penalty != 1 else 0,
             exclusive=order.forced is not None,
             home=order.rank,
         )
+
+    def _replay(self, active: Active) -> str | None:
+        """Go through what has been made elsewhere; the reason when nothing is to follow."""
+        order = active.command.order
+        for token in order.made or ():
+            if active.answer.replay(token):
+                return "stop"
+        return "length" if active.answer.tokens >= order.params.max_tokens else None
 
     def _prompt_ids(self, order: GenerateOrder) -> list[int]:
         """The prompt's ids; they and what is asked for are checked before any rank is told of the request."""
@@ -201,7 +212,7 @@ class Engine:
         check_constraint(order.params)
         if order.forced is not None:
             check_room(len(order.forced), rows)
-        if (highest := max(*ids, *(order.forced or ids))) >= rows:
+        if (highest := max(*ids, *(order.forced or ids), *(order.made or ids))) >= rows:
             # MLX would read, or write, past the end of the embedding.
             raise errors.PromptError(f"token id {highest} is outside the model's vocabulary of {rows}")
         if self._context and len(ids) > self._context:
@@ -345,18 +356,19 @@ class Engine:
 
     def _end(self, active: Active, reason: str, error: MlxcelError | None = None) -> None:
         """The one last frame of a request."""
+        order = active.command.order
         if active.sequence is not None:
             del self._active[active.sequence.number]
-            self.kept.ended(active.command.order.id, active.command.owner, active.sequence)
+            self.kept.ended(order.id, active.command.owner, active.sequence)
         active.answer.end(
             reason,
             error=error if reason == "error" else None,
             usage={
                 "prompt_tokens": len(active.prompt),
-                "cached_tokens": active.sequence.reused if active.sequence is not None else 0,
+                "cached_tokens": min(active.sequence.reused, len(active.prompt)) if active.sequence is not None else 0,
                 "generation_tokens": active.answer.tokens,
             },
-            timings=active.clock.timings(len(active.prompt), active.answer.tokens),
+            timings=active.clock.timings(len(active.prompt), active.answer.tokens - len(order.made or ())),
             layout=self._instance.layout.name,
         )
 

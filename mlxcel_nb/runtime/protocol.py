@@ -189,6 +189,8 @@ class GenerateOrder:
     """One request. Exactly one of `prompt`, `messages` and `token_ids` is given.
 
     Args:
+        made: tokens of the answer that have been made elsewhere: it goes on after them. With a seed in `params` its
+            text is what it would have been there.
         forced: ids that are fed in place of those sampled; every member then notes what it saw (`runtime.recording`).
         rank: the expert-parallel rank that is to hold the request's keys and values; they take turns when None.
         caller: for whom the router asks, as far as it tells: callers are served in turn.
@@ -200,6 +202,7 @@ class GenerateOrder:
     prompt: str | None = dataclasses.field(default=None, repr=False)
     messages: list[dict[str, Any]] | None = dataclasses.field(default=None, repr=False)
     token_ids: list[int] | None = dataclasses.field(default=None, repr=False)
+    made: list[int] | None = dataclasses.field(default=None, repr=False)
     forced: list[int] | None = dataclasses.field(default=None, repr=False)
     rank: int | None = None
     caller: str | None = None
@@ -209,6 +212,8 @@ class GenerateOrder:
             raise RequestError("give exactly one of a prompt, messages, or token ids")
         if self.token_ids is not None:
             _check_ids(self.token_ids)
+        if self.made is not None:
+            _check_ids(self.made)
         if self.forced is not None:
             _check_ids(self.forced)
             if len(self.forced) < self.params.max_tokens:
@@ -216,10 +221,11 @@ class GenerateOrder:
 
     @functools.cached_property
     def weight(self) -> int:
-        """Characters or token ids of the prompt: what it takes to keep it waiting."""
+        """Characters or token ids of what is to be read: what it takes to keep it waiting."""
+        made = len(self.made or ())
         if self.messages is not None:
-            return sum(len(str(message)) for message in self.messages)
-        return len(self.prompt if self.prompt is not None else self.token_ids or ())
+            return made + sum(len(str(message)) for message in self.messages)
+        return made + len(self.prompt if self.prompt is not None else self.token_ids or ())
 
     def to_dict(self) -> dict[str, Any]:
         message: dict[str, Any] = {
@@ -228,7 +234,7 @@ class GenerateOrder:
             "instance": self.instance,
             "params": self.params.to_dict(),
         }
-        for name in ("prompt", "messages", "token_ids", "forced", "rank", "caller"):
+        for name in ("prompt", "messages", "token_ids", "made", "forced", "rank", "caller"):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
         return message
@@ -242,6 +248,7 @@ class GenerateOrder:
             prompt=field(message, "prompt", str) if "prompt" in message else None,
             messages=field(message, "messages", list) if "messages" in message else None,
             token_ids=field(message, "token_ids", list) if "token_ids" in message else None,
+            made=field(message, "made", list) if "made" in message else None,
             forced=field(message, "forced", list) if "forced" in message else None,
             rank=field(message, "rank", int) if "rank" in message else None,
             caller=field(message, "caller", str) if "caller" in message else None,

@@ -83,7 +83,7 @@ class Scheduler:
         """
         limit = most_tokens(request, self.limits, [home.budget.longest for home in self._homes])
         self._waiting.check_room(request, self.limits.max_waiting, self.limits.max_waiting_tokens)
-        sequence = Sequence(next(self._numbers), request, limit, now, list(request.prompt))
+        sequence = Sequence(next(self._numbers), request, limit, now, [*request.prompt, *request.made])
         self._waiting.add(sequence)
         return sequence
 

@@ -13,7 +13,8 @@ class Request:
 
     Args:
         prompt: token ids, at least one.
-        max_tokens: most tokens to make, at least one.
+        max_tokens: most tokens to make, at least one; those that are made already are among them.
+        made: tokens that were made elsewhere: it goes on after them.
         owner: who asks; owners are served in turn.
         params: for the sampler; the scheduler does not read them.
         recent: how many of the latest tokens the sampler may look at, beyond those generated.
@@ -26,6 +27,7 @@ class Request:
     max_tokens: int
     owner: str = ""
     params: dict[str, Any] = field(default_factory=dict, repr=False)
+    made: tuple[int, ...] = field(default=(), repr=False)
     recent: int = 0
     deadline: float | None = None
     exclusive: bool = False

@@ -37,7 +37,7 @@ class Waiting:
         Raises:
             Busy: it may not.
         """
-        own, tokens = self._owners.get(request.owner, ()), len(request.prompt)
+        own, tokens = self._owners.get(request.owner, ()), len(request.prompt) + len(request.made)
         own_tokens = sum(len(each.tokens) for each in own)
         fits = has_room(len(own), len(self), bound) and has_room(own_tokens, self.tokens, bound_tokens, tokens)
         if len(self) and not fits:

@@ -14,7 +14,7 @@ import pytest
 from mlxcel_nb.client import bar, batch
 from mlxcel_nb.client.batch import Ask, asks, run
 from mlxcel_nb.client.report import BatchProgress
-from mlxcel_nb.client.stream import Inbox, Stream
+from mlxcel_nb.client.stream import Inbox, Line, Stream
 from mlxcel_nb.errors import Busy, Cancelled, MlxcelError, NodeFailed, RequestError
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.runtime.protocol import failed_end
@@ -40,14 +40,14 @@ class Leader:
         self.open += 1
         self.most = max(self.most, self.open)
         inbox = Inbox("engine-0", self._closed)
-        stream = Stream(
+        line = Line(
             inbox,
             cancel=lambda: self.cancelled.append(ask.prompt),
             progress=lambda: 0,
             explain=lambda error: error,
             ended=lambda _: None,
-            stall_s=30.0,
         )
+        stream = Stream(line, stall_s=30.0)
         self._obey(ask, inbox)
         return stream
 

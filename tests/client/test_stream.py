@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxcel_nb.client.report import Completion, Likelihood
-from mlxcel_nb.client.stream import Inbox, Stream
+from mlxcel_nb.client.stream import Inbox, Line, Stream
 from mlxcel_nb.errors import EngineLost, MlxcelError, NodeFailed, PeerLost, WireError
 
 
@@ -21,14 +21,8 @@ class Wire:
         self.closed = 0
         self.completions: list[Completion] = []
         self.inbox = Inbox("engine-0", self._close)
-        self.stream = Stream(
-            self.inbox,
-            cancel=self._cancel,
-            progress=lambda: 0,
-            explain=self._explain,
-            ended=self.completions.append,
-            stall_s=1.0,
-        )
+        self.line = Line(self.inbox, self._cancel, lambda: 0, self._explain, self.completions.append)
+        self.stream = Stream(self.line, stall_s=1.0)
 
     def _cancel(self) -> None:
         self.cancelled += 1
@@ -261,17 +255,97 @@ def test_a_stream_nobody_holds_is_cancelled_and_an_ended_one_is_not() -> None:
     for ended in (False, True):
         wire = Wire()
         cancelled: list[bool] = []
-        stream = Stream(
+        line = Line(
             wire.inbox,
             cancel=lambda seen=cancelled: seen.append(True),  # type: ignore[misc]
             progress=lambda: 0,
             explain=lambda error: error,
             ended=lambda _: None,
-            stall_s=1.0,
         )
+        stream = Stream(line, stall_s=1.0)
         if ended:
             wire.say("end", 0, finish_reason="stop")
         del stream
         gc.collect()
         counts.append(len(cancelled))
     assert counts == [1, 0]
+
+
+class Relay:
+    """A stream whose first leader is lost, and others that go on."""
+
+    def __init__(self, others: int) -> None:
+        self.first, self.others = Wire(), [Wire() for _ in range(others)]
+        self.made: list[tuple[int, ...]] = []
+        self.stream = Stream(self.first.line, stall_s=1.0, again=self._again)
+
+    def _again(self, made: tuple[int, ...]) -> Line:
+        self.made.append(made)
+        if len(self.made) > len(self.others):
+            raise EngineLost("nobody is left")
+        return self.others[len(self.made) - 1].line
+
+
+def lost(wire: Wire) -> None:
+    wire.inbox.put("engine-0", {"type": "lost", "error": PeerLost("gone", node="engine-0").to_dict()})
+
+
+def test_another_goes_on_where_a_lost_leader_was() -> None:
+    relay = Relay(2)
+    relay.first.say("delta", 0, "one", (1,))
+    lost(relay.first)
+    relay.others[0].say("delta", 0, " two", (2, 3))
+    error = PeerLost("a rank is gone", node="engine-1").to_dict()
+    relay.others[0].say("end", 1, "held", (4,), finish_reason="error", error=error)
+    relay.others[1].say("end", 0, " three", (4,), finish_reason="length")
+    assert [delta.text for delta in relay.stream] == ["one", " two", " three"], "what was held back comes from the next"
+    assert relay.made == [(1,), (1, 2, 3)]
+    done = relay.stream.completion
+    assert done is not None and done.token_ids == (1, 2, 3, 4) and done.moves == 2
+    assert relay.others[1].completions == [done] and not relay.first.completions
+    assert [wire.closed for wire in (relay.first, *relay.others)] == [1, 1, 1]
+
+
+def test_when_nobody_is_left_the_loss_is_the_error() -> None:
+    relay = Relay(0)
+    relay.first.say("delta", 0, "one", (1,))
+    lost(relay.first)
+    with pytest.raises(EngineLost, match="ended by SIGKILL"):
+        list(relay.stream)
+    assert relay.stream.text == "one" and relay.first.completions[0].finish_reason == "error"
+
+
+def test_an_answer_that_was_cancelled_is_not_gone_on_with() -> None:
+    relay = Relay(1)
+    relay.stream.cancel()
+    lost(relay.first)
+    with pytest.raises(EngineLost):
+        list(relay.stream)
+    assert not relay.made
+
+
+def test_errors_of_the_request_itself_are_not_tried_again() -> None:
+    relay = Relay(1)
+    relay.first.say("end", 0, finish_reason="error", error=NodeFailed("boom", node="engine-0").to_dict())
+    with pytest.raises(NodeFailed):
+        list(relay.stream)
+    assert not relay.made
+
+
+def test_whoever_reads_without_a_thread_is_woken_by_the_next_one_too() -> None:
+    relay = Relay(1)
+
+    async def read() -> list[str]:
+        return [delta.text async for delta in relay.stream]
+
+    async def both() -> list[str]:
+        reading = asyncio.create_task(read())
+        while relay.first.inbox._wake is None:
+            await asyncio.sleep(0.001)
+        lost(relay.first)
+        while relay.others[0].inbox._wake is None:
+            await asyncio.sleep(0.001)
+        relay.others[0].say("end", 0, "two", (2,), finish_reason="length")
+        return await asyncio.wait_for(reading, 4.0)  # under CHECK_S
+
+    assert asyncio.run(asyncio.wait_for(both(), 10.0)) == ["two"]
