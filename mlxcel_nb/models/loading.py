@@ -30,7 +30,7 @@ from mlxcel_nb.models import (
     stand_ins,
     untested,
 )
-from mlxcel_nb.models.memory import MemoryRoom, room
+from mlxcel_nb.models.memory import MemoryRoom, resident, room
 from mlxcel_nb.models.mixing_table import LAZY
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.safetensors_index import weight_files
@@ -225,9 +225,20 @@ def _vocabulary(config: dict[str, Any], model: Any) -> int:
     return value
 
 
+def slack() -> int:
+    """Bytes that this process has beside MLX's arrays; 0 where the system does not say."""
+    held = resident()
+    return 0 if held is None else held - mx.get_active_memory()
+
+
 def give_back() -> None:
     """Return what conversion and Python's allocator hold on to, so that resident memory is what the weights take."""
     gc.collect()
+    trim()
+
+
+def trim() -> None:
+    """Return what MLX's and C's allocators hold on to."""
     mx.clear_cache()
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # musl has no malloc_trim

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlxcel_nb.models import memory
-from mlxcel_nb.models.memory import MemoryRoom, smallest
+from mlxcel_nb.models.memory import LOOK_S, WORTH, MemoryRoom, Slack, smallest
 from tests.conftest import REPO
 from tests.tiny import make_tiny
 
@@ -82,3 +82,21 @@ print(json.dumps([before, resident("VmRSS"), resident("VmHWM"), part.planned_byt
     assert planned > 80e6
     assert after - before < planned * 1.15
     assert peak - before < planned * 1.15
+
+
+def test_slack_is_given_back_when_there_is_much_more_than_there_was() -> None:
+    slack = Slack()
+    assert not slack.is_worth(0.0, lambda: 300), "the first look is what there is anyway"
+    assert not slack.is_worth(LOOK_S, lambda: 300 + WORTH)
+    assert not slack.is_worth(LOOK_S + 0.1, lambda: 10 * WORTH), "it is looked at now and then"
+    assert not slack.is_worth(2 * LOOK_S, lambda: 100)
+    assert slack.is_worth(3 * LOOK_S, lambda: 101 + WORTH)
+    slack.given_back(WORTH)
+    assert not slack.is_worth(4 * LOOK_S, lambda: 2 * WORTH), "what is left then is the new measure"
+    assert slack.is_worth(5 * LOOK_S, lambda: 2 * WORTH + 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says so at once")
+def test_what_this_process_has_is_read() -> None:
+    held = memory.resident()
+    assert held is not None and held > 10 << 20
