@@ -63,6 +63,16 @@ def check_messages(messages: Any) -> None:
             raise PromptError(f"a message must be a dict with a role, not {_kind(message)}", advice=_MESSAGES)
 
 
+def check_n(n: Any) -> None:
+    """Refuse what is no number of answers.
+
+    Raises:
+        RequestError: saying what it is.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise RequestError(f"n must be a whole number from 1, not {n!r:.20}")
+
+
 def prompts_of(given: Any) -> list[Any]:
     """A prompt alone, or several, as a list of them.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxcel_nb.client.arguments import check_messages, check_params, check_prompts
+from mlxcel_nb.client.arguments import check_messages, check_n, check_params, check_prompts
 from mlxcel_nb.client.report import BatchProgress, Completion
 from mlxcel_nb.client.stream import CHECK_S, Stream
 from mlxcel_nb.errors import Busy, Cancelled, MlxcelError, RequestError
@@ -61,8 +61,7 @@ def asks(
     """
     if (prompts is None) == (conversations is None):
         raise RequestError("give prompts or conversations, one of the two")
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise RequestError(f"n must be a whole number from 1, not {n!r:.20}")
+    check_n(n)
     if prompts is not None:
         check_prompts(prompts)
     for messages in conversations or ():

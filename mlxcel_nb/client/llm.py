@@ -107,6 +107,7 @@ class LLM:
             RequestError: an argument that is none, before anything is sent.
             MlxcelError: the first request that failed, with the number of its prompt; the others are cancelled.
         """
+        arguments.check_n(n)
         several = arguments.prompts_of(prompts)
         with bar.shown(n * len(several), wanted=progress) as tell:
             return self.cluster.generate_all(several, params, n=n, on_progress=tell)
@@ -120,6 +121,7 @@ class LLM:
         progress: bool = True,
     ) -> list[Completion]:
         """One answer per conversation, rendered with the model's chat template; else as `generate`."""
+        arguments.check_n(n)
         several = arguments.conversations_of(messages)
         with bar.shown(n * len(several), wanted=progress) as tell:
             return self.cluster.generate_all(conversations=several, params=params, n=n, on_progress=tell)
@@ -133,6 +135,7 @@ class LLM:
         progress: bool = True,
     ) -> list[Completion]:
         """`generate` for `await`; cancelling the task cancels all requests under way."""
+        arguments.check_n(n)
         several = arguments.prompts_of(prompts)
         with bar.shown(n * len(several), wanted=progress) as tell:
             return await self.cluster.agenerate_all(several, params, n=n, on_progress=tell)
@@ -146,6 +149,7 @@ class LLM:
         progress: bool = True,
     ) -> list[Completion]:
         """`chat` for `await`."""
+        arguments.check_n(n)
         several = arguments.conversations_of(messages)
         with bar.shown(n * len(several), wanted=progress) as tell:
             return await self.cluster.agenerate_all(conversations=several, params=params, n=n, on_progress=tell)

@@ -110,7 +110,7 @@ class SamplingParams:
     def _real(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
         if not _is_number(value):
-            raise RequestError(f"{name} must be a number, not {value!r}")
+            raise RequestError(f"{name} must be a number, not {value!r:.40}")
         if value > high or value < low or (open_low and value == low):
             side = "above" if open_low else "from"
             raise RequestError(f"{name} must be {side} {low:g} and at most {high:g}, not {value!r}")
@@ -183,7 +183,12 @@ class SamplingParams:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def _size(name: str, text: str) -> int:

@@ -73,7 +73,10 @@ class Access:
         """Whether a page from `origin` may: it is this server's own, or allowed by name."""
         if origin in self.origins:
             return True
-        there = urlsplit(origin)
+        try:
+            there = urlsplit(origin)
+        except ValueError:
+            return False
         default = {"http": 80, "https": 443}.get(there.scheme)
         match = _HOST.fullmatch(host)
         if default is None or match is None or not there.hostname:

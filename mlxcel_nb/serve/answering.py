@@ -121,11 +121,14 @@ class Answering:
         self._arrived = asyncio.Event()
         self._failure: ApiError | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._meters: list[Meter] = []
 
     async def __aenter__(self) -> Self:
+        """Begin. All of it counts as waiting from here on, without a turn of the loop in between."""
+        self._meters = [self._metrics.begin(self.caller, len(ids)) for ids, _ in self._wanted]
         self._tasks = [
-            asyncio.create_task(self._answer(part, ids, params))
-            for part, (ids, params) in zip(self._parts, self._wanted, strict=True)
+            asyncio.create_task(self._answer(part, ids, params, meter))
+            for part, (ids, params), meter in zip(self._parts, self._wanted, self._meters, strict=True)
         ]
         return self
 
@@ -135,6 +138,8 @@ class Answering:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for meter in self._meters:  # of tasks that were cancelled before they began
+            meter.end("cancelled")
 
     async def arrived(self, timeout: float | None = None) -> bool:
         """Wait until there is something to tell; False when there was nothing within `timeout` seconds."""
@@ -176,8 +181,7 @@ class Answering:
         self._failure = self._failure or failure
         self._arrived.set()
 
-    async def _answer(self, part: _Part, ids: list[int], params: SamplingParams) -> None:
-        meter = self._metrics.begin(self.caller, len(ids))
+    async def _answer(self, part: _Part, ids: list[int], params: SamplingParams, meter: Meter) -> None:
         try:
             stream = await asyncio.to_thread(self._cluster.stream, ids, params, caller=self.caller)
             await self._read(part, stream, meter)

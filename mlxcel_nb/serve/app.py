@@ -106,14 +106,18 @@ class Api:
     async def _job(self, request: Request, path: str, body: dict[str, Any]) -> Job:
         self.served.check()
         caller = caller_of(request, body)
-        self._check_room(caller)
+        self.check_room(caller)
         ask = GENERATORS[path](body, longest=self.served.longest)
         name = self.served.check_name(ask.model)
         prompts, form = await self.served.prepare(ask)
-        self._check_room(caller)  # others may have come meanwhile
         return Job(ask=ask, name=name, prompts=prompts, form=form, caller=caller)
 
-    def _check_room(self, caller: str) -> None:
+    def check_room(self, caller: str) -> None:
+        """Refuse one more request of a caller who would wait too long, or has too many under way.
+
+        Raises:
+            ApiError: with a hint when to come again.
+        """
         now = time.monotonic()
         if (retry_s := self.backlog.retry_s(caller, now)) is not None:
             ahead, wait_s = self.backlog.ahead(caller), self.backlog.wait_s(caller, now)
@@ -205,6 +209,7 @@ class Reply:
             usage=ask.usage,
             token=api.served.token if ask.logprobs else None,
         )
+        api.check_room(job.caller)  # others may have come since he was let in; from here on he counts
         async with Answering(cluster, ask, job.prompts, job.form, api.metrics, job.caller) as answering:
             api.live.add(answering)
             try:

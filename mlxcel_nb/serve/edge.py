@@ -130,6 +130,8 @@ async def _preflight(send: Send, headers: dict[str, str], allowed: bool) -> None
 def _failure_of(error: Exception) -> ApiError:
     if isinstance(error, MlxcelError):
         return failures.of(error)
+    if isinstance(error, RecursionError):
+        return failures.refused("the body is nested too deeply")
     log.error("a request failed: %s", trail(error))
     return ApiError(500, "the server made a mistake; its log says where")
 

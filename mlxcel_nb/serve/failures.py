@@ -92,8 +92,8 @@ def of(error: MlxcelError, *, prompt: str | None = None, form: str | None = None
         return refused(str(error), _field(error), code=error.code)
     if isinstance(error, errors.Busy):
         return ApiError(429, str(error), code=error.code, retry_s=BUSY_RETRY_S)
-    if isinstance(error, _AWAY):
-        return away(str(error), code=error.code)
+    if isinstance(error, _AWAY):  # the advice is for whoever owns the cluster
+        return away(f"{error.node}: {error.cause}" if error.node else error.cause, code=error.code)
     return ApiError(500, str(error), code=error.code)
 
 

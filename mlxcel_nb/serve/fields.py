@@ -12,6 +12,9 @@ from mlxcel_nb.serve.failures import ApiError, refused
 
 T = TypeVar("T")
 
+LONGEST_NAME = 60
+"""Of a field, that is compared with those there are: it takes the square of the length."""
+
 
 def body_of(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`.
@@ -20,7 +23,8 @@ def body_of(raw: bytes) -> dict[str, Any]:
         ApiError: it is no JSON, no object, or holds text that is none.
     """
     try:
-        value = json.loads(raw, parse_constant=_no_constant)
+        # As UTF-8 alone: by itself `loads` takes other encodings, and halves of surrogate pairs in all of them.
+        value = json.loads(raw.decode("utf-8-sig"), parse_constant=_no_constant)
         if b"\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no character
     except UnicodeError:
@@ -91,7 +95,8 @@ class Fields:
     def end(self) -> None:
         """Refuse what nobody has taken, with the nearest name that somebody would have."""
         for name in self._left:
-            near = difflib.get_close_matches(name, sorted(self._taken), n=1, cutoff=0.75)
+            likely = sorted(self._taken) if len(name) <= LONGEST_NAME else []
+            near = difflib.get_close_matches(name, likely, n=1, cutoff=0.75)
             guess = f", perhaps {near[0]}" if near else ""
             raise refused(
                 f"unrecognized request argument: {self._within}{name:.60}{guess}", f"{self._within}{name:.60}"
@@ -108,4 +113,9 @@ class Fields:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False

@@ -15,14 +15,19 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 MAX_TOOLS = 128
 
 
-def messages_of(value: Any) -> list[dict[str, Any]]:
+def messages_of(value: Any, *, most: int) -> list[dict[str, Any]]:
     """`messages` of a request, each checked and reshaped.
+
+    Args:
+        most: tokens that fit, and so messages.
 
     Raises:
         ApiError: one that is none, naming it as `messages.3.role`.
     """
     if not isinstance(value, list) or not value:
         raise refused("messages must be a list of at least one message", "messages")
+    if len(value) > most:
+        raise refused(f"{len(value)} messages; at most {most} tokens fit, and each takes several", "messages")
     return [_message(message, f"messages.{index}") for index, message in enumerate(value)]
 
 
@@ -30,7 +35,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise refused(f"{where} must be an object", where)
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise refused(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role")
     calls = message.get("tool_calls")
     content = _content(message.get("content"), f"{where}.content")

@@ -96,7 +96,7 @@ def completion(body: dict[str, Any], *, longest: int) -> Ask:
 def chat(body: dict[str, Any], *, longest: int) -> Ask:
     """A body for `/v1/chat/completions`; see `completion`."""
     fields = Fields(body)
-    messages, model = messages_of(fields.any("messages")), fields.text("model")
+    messages, model = messages_of(fields.any("messages"), most=longest), fields.text("model")
     n = fields.whole("n", 1, MAX_CHOICES) or 1
     tools = _tools(fields)
     for name in ("functions", "function_call"):

@@ -74,6 +74,13 @@ def test_parameters_are_sampling_params(llm: LLM, params: Any) -> None:
         _order_of("x", params)
 
 
+@pytest.mark.parametrize("n", ["2", 0, True, 1.5, None])
+def test_how_many_answers_is_a_whole_number(llm: LLM, n: Any) -> None:
+    for ask in (lambda: llm.generate("x", n=n), lambda: llm.chat(HELLO, n=n)):
+        with pytest.raises(RequestError, match="n must be a whole number from 1, not "):
+            ask()
+
+
 def test_one_request_takes_one_prompt_or_one_conversation() -> None:
     for prompt in (5, {"prompt": "x"}):
         with pytest.raises(PromptError, match="a prompt must be text or a list of token ids"):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
+from mlxcel_nb.serve import app
 from mlxcel_nb.serve import backlog as module
 from mlxcel_nb.serve.backlog import FEW, LATEST, MAX_RETRY_S, UNKNOWN, Backlog
+from mlxcel_nb.serve.requests import Ask
 from mlxcel_nb.serve.server import ApiServer
 from tests.serve.callers import ask
 
@@ -124,3 +130,28 @@ def test_a_caller_is_told_when_to_come_again(tiny_server: ApiServer, monkeypatch
     assert tiny_server._api.backlog.waiting.total() == 0
     assert "mlxcel_expected_wait_seconds 0.0" in ask(tiny_server, "GET", "/metrics")[2]
     assert ask(tiny_server, "POST", "/v1/completions", SHORT)[0] == 200
+
+
+def test_of_a_burst_that_is_read_at_the_same_time_no_more_are_let_in_than_there_are_places(
+    tiny_server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All eight have been read before the first is begun, as when the tokenizer is loaded for the first of them."""
+    served, read, all_read = tiny_server.served, [], asyncio.Event()
+    prepare = served.prepare
+
+    async def together(ask: Ask) -> Any:
+        found = await prepare(ask)
+        read.append(ask)
+        if len(read) == 8:
+            all_read.set()
+        await asyncio.wait_for(all_read.wait(), 20)
+        return found
+
+    monkeypatch.setattr(served, "prepare", together)
+    monkeypatch.setattr(app, "MAX_IN_FLIGHT", 4)
+    body = {**SHORT, "max_tokens": 200}
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, tiny_server, "POST", "/v1/completions", body) for _ in range(8)]
+        statuses = sorted(each.result()[0] for each in asked)
+    assert statuses == [200] * 3 + [429] * 5
+    assert tiny_server._api.backlog.waiting.total() == 0 and not tiny_server._api.live

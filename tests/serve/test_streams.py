@@ -240,3 +240,29 @@ def test_an_engine_that_dies_is_an_event_and_then_a_reason_of_health(tmp_path: P
         assert status == 503 and int(headers["retry-after"]) > 0 and victim in body["error"]["message"]
         assert json.dumps(ask(server, "GET", "/metrics")[2]) and figures(server)["mlxcel_ready"] == 0
         wait_until(lambda: in_flight(server) == 0, deadline_s=PATIENCE_S, what="nothing to be under way")
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"messages": [{"role": [], "content": "x"}]}', "messages.0.role"),
+        (b'{"messages": [{"role": {}, "content": "x"}]}', "messages.0.role"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1' + b"0" * 400 + b"}", "temperature"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"1": 1' + b"0" * 400 + b"}}", "logit_bias"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "user": "\xed\xa0\x80"}', None),
+        (b'{"messages": [{"role": "user", "content": "x"}], "\xed\xa0\x80": 1}', None),
+        ('{"messages": [{"role": "user", "content": "x"}], "user": "\\ud800"}'.encode("utf-16"), None),
+        (b'{"messages": [{"role": "user", "content": "x", "more": ' + b"[" * 900 + b"]" * 900 + b"}]}", None),
+        (b'{"messages": [' + b'{"role": "user", "content": ""},' * 20000 + b'{"role": "user"}]}', "messages"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "' + b"n" * 1000000 + b'": 1}', "n" * 60),
+    ],
+)
+def test_what_cannot_be_is_the_callers_mistake(tiny_server: ApiServer, raw: bytes, param: str | None) -> None:
+    status, _, body = ask(tiny_server, "POST", "/v1/chat/completions", raw)
+    assert status == 400, body
+    assert body["error"]["param"] == param and body["error"]["type"] == "invalid_request_error"
+
+
+def test_an_origin_that_is_none_is_kept_out(tiny_server: ApiServer) -> None:
+    status, _, body = ask(tiny_server, "GET", "/v1/models", headers={"origin": "http://[::1"})
+    assert (status, body["error"]["code"]) == (403, "origin")
