@@ -204,7 +204,7 @@ def test_a_bad_request_is_nobody_else_s(loaded: Cluster) -> None:
     found = many.together(loaded, [*good, fits, *bad])
     assert texts(answered(found[:2])) == alone
     assert answered([found[2]])[0].generation_tokens == 1
-    assert [type(each) for each in found[3:]] == [RequestError] * len(bad)
+    assert all(isinstance(each, RequestError) for each in found[3:]) and len(found) == 3 + len(bad)
     assert not on_engine(loaded, "engine-0", failures)
 
 
@@ -252,7 +252,7 @@ def test_300_at_once_are_answered_or_told_that_it_is_busy(limited: Cluster, tiny
     found = many.together(limited, asks)
     refused = [each for each in found if isinstance(each, MlxcelError)]
     assert all(isinstance(each, Busy) for each in refused)
-    assert len(refused) <= 300 - 256
+    assert len(refused) <= 300 - 192  # of one caller: a quarter of the 256 places stays free
     for number, each in enumerate(found):
         assert isinstance(each, Busy) or (isinstance(each, Completion) and each.token_ids == alone[number % 7])
     assert answered(many.together(limited, asks[:1]))[0].token_ids == alone[0]

@@ -14,6 +14,9 @@ from tests.conftest import REPO
 
 LAYOUTS: list[dict[str, int]] = [{}, {"tp": 2}, {"tp": 3}, {"pp": 2}, {"pp": 3}, {"pp": 4}]
 
+EQUAL = 2e-4
+"""Logits of 20 and more, sums of float32 in another order: 7e-5 was seen with AVX-512, 1.4e-4 with AVX2."""
+
 # A process of its own, which can put the fast BLAS under MLX; one thread a rank is enough for a few tokens.
 CODE = """
 import json, sys
@@ -49,6 +52,6 @@ def test_every_split_gives_the_tokens_and_logits_of_mlx_lm(smollm2: Path) -> Non
     text, seen, products = json.loads(done.stdout.splitlines()[-1])
     assert text == "The capital of France is Paris."
     assert products > 0
-    wrong: list[Any] = [run for run in seen if not run[1] or run[2] > 1e-4]
+    wrong: list[Any] = [run for run in seen if not run[1] or run[2] > EQUAL]
     assert not wrong
     assert len(seen) == 1 + 2 + 3 + 1 + 1 + 1
