@@ -109,7 +109,7 @@ class SamplingParams:
 
     def _real(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
-        if not _is_number(value):
+        if not is_number(value):
             raise RequestError(f"{name} must be a number, not {value!r:.40}")
         if value > high or value < low or (open_low and value == low):
             side = "above" if open_low else "from"
@@ -182,7 +182,8 @@ class SamplingParams:
         return cls(**data)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number that a float holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -231,7 +232,7 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
                 pass
             case _:
                 raise RequestError("logit_bias must map token ids to numbers from -100 to 100")
-        if not 0 <= key <= _WHOLE_MAX or not _is_number(bias) or not -100 <= bias <= 100:
+        if not 0 <= key <= _WHOLE_MAX or not is_number(bias) or not -100 <= bias <= 100:
             raise RequestError(f"logit_bias of {key!r:.20} must be a number from -100 to 100, for a token id from 0")
         found[key] = float(bias)
     if len(found) > MAX_BIASES:

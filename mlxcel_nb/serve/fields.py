@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from mlxcel_nb.models.params import is_number
 from mlxcel_nb.serve.failures import ApiError, refused
 
 T = TypeVar("T")
@@ -110,12 +110,3 @@ class Fields:
         if value is None or isinstance(value, kind):
             return value
         raise self.wrong(name, f"must be {words}")
-
-
-def is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
-        return False
