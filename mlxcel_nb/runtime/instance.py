@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.models.constraints import Constraints
+from mlxcel_nb.models.loading import slack, trim
+from mlxcel_nb.models.memory import Slack
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.sampling import Sampler
@@ -28,6 +31,7 @@ class Instance:
     fabric: Fabric
     collectives: Collectives
     staging: Staging = field(default_factory=Staging)
+    slack: Slack = field(default_factory=Slack)
 
     @property
     def layout(self) -> Layout:
@@ -46,6 +50,12 @@ class Instance:
     @cached_property
     def constraints(self) -> Constraints:
         return Constraints(lambda: self.tokenizer)
+
+    def tidy(self) -> None:
+        """Give memory back that was freed between what is held, when there is much of it."""
+        if self.slack.is_worth(time.monotonic(), slack):
+            trim()
+            self.slack.given_back(slack())
 
     def sampler(self, opened: Open) -> Sampler:
         """Chooses the tokens of one sequence, from where it is on."""

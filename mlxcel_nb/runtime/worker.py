@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import MlxcelError, StepTimeout
-from mlxcel_nb.models.memory import Slack
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, OpenOrder, failed_end
@@ -157,7 +156,6 @@ class Worker:
         self.ended: MlxcelError | None = None
         self.interrupt = Interrupt()
         self.inside = Inside()
-        self._slack = Slack()
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._state = threading.Lock()
         self._waiting = False
@@ -283,7 +281,8 @@ class Worker:
     def _main(self) -> None:
         try:
             while self._turn():
-                self._tidy()
+                if self.instance is not None:
+                    self.instance.tidy()
         except BaseException as error:  # noqa: BLE001  # whatever it was, it is told to all who wait
             log.error("the MLX thread ended: %s", trail(error))
             self.ended = errors.wrap(error, self.node_id)
@@ -326,16 +325,6 @@ class Worker:
         except queue.Empty:
             return True
 
-    def _tidy(self) -> None:
-        """Give memory back that was freed between what is held, when there is much of it."""
-        if self.instance is None:
-            return
-        from mlxcel_nb.models.loading import slack, trim
-
-        if self._slack.is_worth(time.monotonic(), slack):
-            trim()
-            self._slack.given_back(slack())
-
     def _obey(self, command: Command) -> bool:
         match command:
             case Stop():
@@ -374,7 +363,6 @@ class Worker:
 
                 self.follower = Follower(self, self.instance)
             give_back()  # what reading the tokenizer and the files left behind
-            self._slack = Slack()
             part = self.instance.part
             self.outbox.to_router({
                 "type": "loaded", "id": order.id, "node": self.node_id, "layers": list(part.layers),
