@@ -116,12 +116,12 @@ FAILURES = {
     "pickle.dumps(cluster._secret)": "TypeError",
     "json.dumps(cluster._secret)": "TypeError",
     "cluster.load('smollm2-135m')": "ClusterError",
-    "cluster.generate(question * 1000, few)": "RequestError",
-    "cluster.generate(question * 100_000, few)": "RequestError",
-    "cluster.generate([*ids, object()], few)": "RequestError",
-    "cluster.generate(question + chr(0xD800), few)": "RequestError",
-    "cluster.generate(None, few, messages=[{'role': 'user', 'content': {question: object()}}])": "RequestError",
-    "cluster.generate(None, few, messages=[{'content': question}])": "RequestError",
+    "cluster.generate(question * 1000, few)": "PromptTooLong",
+    "cluster.generate(question * 100_000, few)": "PromptError",
+    "cluster.generate([*ids, object()], few)": "PromptError",
+    "cluster.generate(question + chr(0xD800), few)": "PromptError",
+    "cluster.generate(None, few, messages=[{'role': 'user', 'content': {question: object()}}])": "PromptError",
+    "cluster.generate(None, few, messages=[{'content': question}])": "PromptError",
     "%mlxcel cluster start --name other --secret-file {loose}": "SecretError",
 }
 LOSS = """
