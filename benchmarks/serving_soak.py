@@ -39,8 +39,15 @@ WARM_UP = 0.3
 """Share of the run whose memory is not looked at: queues fill, and buffers grow to the size of what they hold."""
 
 GROWTH_BYTES = 64 << 20
-"""Of the line fitted to a process's resident memory over the rest of the run, keys and values left out. These are
-counted to the byte by the engine, bounded by their room, and kept after a request has ended."""
+"""Of the line fitted to a process's resident memory over the rest of the run, MLX's arrays left out: these come and go
+with requests, and are looked at when everybody has gone."""
+
+FLOOR_S = 30.0
+"""Of each such span the least counts: between two looks at its slack, an engine has what freed arrays lay in."""
+
+ARRAYS_SHARE = 0.01
+"""Of kept blocks, that arrays may take beyond these and the weights: MLX hands out memory that it has had, of which a
+small array need not fill all."""
 
 SLACK = 2.0
 """The rate at which callers are served may halve while one waits: more answers are under way than when he came."""
@@ -74,6 +81,12 @@ class Served(Talker):
 
     def facts(self) -> dict[str, Any]:
         return self.tell(do="facts")
+
+    def weights(self) -> dict[str, float]:
+        """Of each engine at rest, what its arrays take beside kept blocks."""
+        facts = self.facts()
+        kept = facts["kept_blocks"] * self.block_bytes
+        return {name: nbytes - kept * self.kv_shares[name] for name, nbytes in facts["arrays"].items()}
 
 
 class ServingSoak:
@@ -113,6 +126,7 @@ class ServingSoak:
         self._layout = ""
         self._memory: dict[str, list[tuple[float, float]]] = {}
         self._fullest = 0.0
+        self._weights: dict[str, float] = {}
 
     def run(self) -> dict[str, Any]:
         """All of it: the claims, and what went through."""
@@ -139,6 +153,7 @@ class ServingSoak:
         async with httpx.AsyncClient(timeout=None, limits=unbounded) as client:
             sizes = [8 + i * self._sizes[0] // (2 * TRUTHS) for i in range(TRUTHS)]
             truths = await traffic.learn(client, served.url, [prompts.text(size) for size in sizes], TRUTH_TOKENS)
+            self._weights = served.weights()
             capacity = await self._capacity(client, served.url, self._callers(prompts, truths, 1))
             began = time.monotonic()
             looking = asyncio.create_task(self._look(served, began))
@@ -197,8 +212,7 @@ class ServingSoak:
             facts = await asyncio.to_thread(served.facts)
             self._fullest = max(self._fullest, facts["kv_used_bytes"] / max(1, facts["kv_available_bytes"]))
             for name, process in served.processes.items():
-                kept = facts["kv_used_bytes"] * served.kv_shares.get(name, 0.0)
-                self._memory[name].append((at, process.memory_info().rss - kept))
+                self._memory[name].append((at, process.memory_info().rss - facts["arrays"].get(name, 0)))
             await asyncio.sleep(1.0)  # the pace of the samples
 
     # -- what is claimed
@@ -224,10 +238,11 @@ class ServingSoak:
         self._judge_waits(fates)
         self._claim("keys and values never take more than their room", self._fullest <= 1, f"{self._fullest:.0%}")
         for name, samples in self._memory.items():
-            growth = fitted_growth(samples, WARM_UP)
+            growth = fitted_growth(floor(samples, FLOOR_S), WARM_UP)
             seconds = (1 - WARM_UP) * (samples[-1][0] - samples[0][0])
             figure = f"{growth / 1e6:+.1f} MB of {samples[-1][1] / 1e6:.0f} in {seconds:.0f} s"
-            self._claim(f"memory of {name} is flat", growth < self._growth_bytes, figure)
+            beside = " beside arrays" if name in self._weights else ""
+            self._claim(f"memory of {name}{beside} is flat", growth < self._growth_bytes, figure)
         times = [fate.ended - fate.asked for fate in whole]
         counts = ", ".join(f"{count:,} {what}" for what, count in sorted(by.items()))
         self.figures[self._layout] = (
@@ -275,6 +290,10 @@ class ServingSoak:
         self._claim("nothing runs or waits in the end", quiet, f"{held}, {rest} bytes, {flying}" if not quiet else "")
         kept = facts["kept_blocks"] * served.block_bytes
         self._claim("keys and values are those of kept blocks", not rest, f"{kept / 1e6:.0f} MB")
+        left = {name: nbytes - self._weights[name] for name, nbytes in served.weights().items()}
+        nothing = all(abs(nbytes) < ARRAYS_SHARE * kept for nbytes in left.values())
+        figure = ", ".join(f"{name} {nbytes / 1e6:+.2f} MB" for name, nbytes in left.items())
+        self._claim("no array is left but weights and kept blocks", nothing, figure)
         health = await client.get(f"{served.url}/health", timeout=SETTLE_S)
         self._claim("/health says ok", health.status_code == 200, health.json()["status"])
 
@@ -288,6 +307,15 @@ class ServingSoak:
         """A claim of the layout that runs, and whether it holds."""
         claim = {"claim": f"{self._layout}: {text}", "holds": "yes" if holds else "NO", "figure": str(figure) or "none"}
         self.claims.append(claim)
+
+
+def floor(samples: Sequence[tuple[float, float]], span_s: float) -> list[tuple[float, float]]:
+    """The least of each span of so many seconds, and when that was; a last one that is cut short is left out."""
+    spans: dict[int, list[tuple[float, float]]] = {}
+    for at, value in samples:
+        spans.setdefault(int((at - samples[0][0]) // span_s), []).append((at, value))
+    whole = [each for number, each in spans.items() if (number + 1) * span_s <= samples[-1][0] - samples[0][0]]
+    return [min(each, key=lambda sample: sample[1]) for each in whole] or list(samples)
 
 
 def _fits(text: str) -> bool:

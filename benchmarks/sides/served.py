@@ -28,9 +28,10 @@ def order() -> dict[str, Any]:
 
 
 def facts_of(cluster: Cluster) -> dict[str, Any]:
-    """What the leader's engine has to do and holds, in its own words."""
-    facts: dict[str, Any] = next(node.work["engine"] for node in cluster.status().nodes if node.work.get("engine"))
-    return facts
+    """What the leader's engine has to do and holds, in its own words, and what the arrays of each node take."""
+    nodes = cluster.status().nodes
+    facts: dict[str, Any] = next(node.work["engine"] for node in nodes if node.work.get("engine"))
+    return {**facts, "arrays": {node.node_id: node.arrays_bytes for node in nodes}}
 
 
 def main() -> None:

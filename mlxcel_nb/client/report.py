@@ -258,7 +258,8 @@ class NodeReport:
     Args:
         state: "alive", "stalled", "suspect" or "dead"; a stalled one answers, but what computes on it does not.
         reason: why it is not alive.
-        memory_bytes: what its process takes; `free_bytes`, what its host has left for it, 0 where it did not say.
+        memory_bytes: what its process takes; `arrays_bytes`, what of that are MLX's arrays; `free_bytes`, what its host
+            has left for it. 0 where it did not say.
         device: what MLX computes on there, "cpu" or "gpu"; "" where it did not say.
         error: why its part of the model is of no use any more, though it may live itself.
         collectives: who adds up the partial sums of its part, "" where there are none.
@@ -278,6 +279,7 @@ class NodeReport:
     threads: int = 0
     blas: str = ""
     memory_bytes: int = 0
+    arrays_bytes: int = 0
     free_bytes: int = 0
     device: str = ""
     versions: dict[str, str] = field(default_factory=dict)

@@ -68,6 +68,7 @@ def _node(router: Router, engine: EngineInfo, facts: dict[str, Any], exits: Mapp
         threads=facts.get("threads", 0),
         blas=facts.get("blas", ""),
         memory_bytes=facts.get("memory_bytes", 0),
+        arrays_bytes=facts.get("arrays_bytes", 0),
         free_bytes=facts.get("free_bytes", 0),
         device=facts.get("device", ""),
         versions=router.versions(node_id),

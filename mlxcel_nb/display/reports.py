@@ -120,6 +120,7 @@ def node_view(status: ClusterStatus, node_id: str) -> View:
         ["host", node.host or None],
         ["platform", node.platform or None],
         ["memory of the process", bytes_text(node.memory_bytes or None)],
+        ["of that, arrays", bytes_text(node.arrays_bytes or None)],
         ["free on its host", bytes_text(node.free_bytes or None)],
         ["computes on", node.device.upper() or None],
         ["pid", node.pid or None],

@@ -16,7 +16,7 @@ RESERVE = 32 << 20
 """Bytes left alone for the interpreter, the allocator's slack and one step's activations."""
 
 
-WORTH = 128 << 20
+WORTH = 64 << 20
 """Bytes of slack that are worth giving back: on a heap of 2 GB that takes 0.1 s."""
 
 LOOK_S = 5.0

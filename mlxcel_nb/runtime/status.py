@@ -32,10 +32,18 @@ def host_facts() -> dict[str, Any]:
         "pid": os.getpid(),
         "platform": f"{platform.system()} {platform.machine()}",
         "memory_bytes": psutil.Process().memory_info().rss,
+        "arrays_bytes": arrays_bytes(),
         "free_bytes": room().available,
         "device": device.kind(),
         "backends": backends(),
     }
+
+
+def arrays_bytes() -> int:
+    """What MLX's arrays take in this process: weights, keys and values, and whatever is being computed."""
+    import mlx.core as mx
+
+    return mx.get_active_memory()
 
 
 def backends() -> list[str]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serving_soak import GROWTH_BYTES, ServingSoak
+from benchmarks.serving_soak import GROWTH_BYTES, ServingSoak, floor
+from benchmarks.soak import fitted_growth
 from benchmarks.traffic import NEAR, _sure
 from tests.tiny import make_tiny
 
@@ -22,6 +23,15 @@ def test_a_server_that_has_too_much_to_do_answers_some_and_refuses_the_rest(tmp_
     by_luck = ("first texts", "there are refusals")
     assert not [claim for claim in report["failed"] if not any(luck in claim for luck in by_luck)], report
     assert report["figures"]
+
+
+def test_memory_is_judged_by_what_it_falls_back_to() -> None:
+    """A saw that returns to the same foot is flat, however high its teeth; one whose feet rise is not."""
+    saw = [(float(at), 300.0 + 100.0 * (at % 7)) for at in range(300)]
+    assert fitted_growth(floor(saw, 30.0), 0.3) == 0
+    rising = [(at, value + at) for at, value in saw]
+    assert 150 < fitted_growth(floor(rising, 30.0), 0.3) < 250
+    assert floor(saw[:20], 30.0) == saw[:20], "of a run that is shorter, all there is"
 
 
 def test_a_text_is_sure_up_to_the_first_near_tie() -> None:
