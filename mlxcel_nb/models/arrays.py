@@ -50,6 +50,14 @@ def as_bytes(x: mx.array) -> memoryview:
     return memoryview(memory.reshape(-1).view(np.uint8)) if memory.size else memoryview(b"")
 
 
+def copied(x: mx.array) -> memoryview:
+    """The elements of `x`, in C order, in memory of their own. Evaluates `x`."""
+    view = x.view(mx.uint16) if x.dtype == mx.bfloat16 else x
+    mx.eval(view)
+    memory = np.array(np.array(view, copy=False), order="C")
+    return memoryview(memory.reshape(-1).view(np.uint8)) if memory.size else memoryview(b"")
+
+
 def from_bytes(data: memoryview | bytes | bytearray, dtype: str, shape: Sequence[int]) -> mx.array:
     """The array whose elements are `data`, copied once.
 

@@ -176,6 +176,7 @@ def load_part(
         lazy=lazy,
         angles=angles,
         kv_heads=tensor_plan.kv_heads,
+        states=tensor_plan.states,
     )
 
 

@@ -15,6 +15,7 @@ from mlxcel_nb.models.stages import Skeleton, Switches, named_arrays
 from mlxcel_nb.models.staging.family import Handover, StageDone
 from mlxcel_nb.plan.kv_shares import KvShare
 from mlxcel_nb.plan.part import Part
+from mlxcel_nb.plan.recutting import ArrayShare
 
 __all__ = ["Handover", "LoadedPart", "Part"]
 
@@ -30,6 +31,7 @@ class LoadedPart:
         warnings: what a user should hear about the model's files.
         dispatch: where experts are spread, how those of other ranks are reached.
         kv_heads: layer -> the share of its keys and values that this rank keeps; of layers not named, all.
+        states: layer -> the shares of the arrays of its state; of those not named, all.
         one_by_one: why several sequences take a forward each; empty where one does for all of them.
         mixes: prompts can be read in the forward in which others decode (`mixing.Mixture`); on all ranks alike.
         lazy: its code looks at no numbers while a forward is built.
@@ -50,6 +52,7 @@ class LoadedPart:
     lazy: bool = False
     angles: Sequence[Angles] = ()
     kv_heads: Mapping[int, KvShare] = field(default_factory=dict)
+    states: Mapping[int, Mapping[int, ArrayShare]] = field(default_factory=dict)
 
     @property
     def layers(self) -> tuple[int, int]:

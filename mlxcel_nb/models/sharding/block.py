@@ -19,6 +19,7 @@ from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.models.sharding.standins import AllReduce
 from mlxcel_nb.plan.cuts import Cut, cut
 from mlxcel_nb.plan.kv_shares import KvShare
+from mlxcel_nb.plan.recutting import ArrayShare
 from mlxcel_nb.plan.shards import HeadShare, Range, split_evenly, split_heads
 
 Join = Callable[[Any, AllReduce], None]
@@ -94,6 +95,8 @@ class Block:
     dropped: set[str] = field(default_factory=set)
     kv_heads: KvShare | None = None
     """Of what an attention keeps in its cache, where ranks keep different heads of it."""
+    states: dict[int, ArrayShare] = field(default_factory=dict)
+    """Of what a recurrence keeps in its cache, by number of the array."""
 
     def __post_init__(self) -> None:
         found: Any = tree_flatten(self.module.parameters())
@@ -183,6 +186,10 @@ class Block:
         self._known.add(name)
         if not wanted.is_all(self.shapes[name]):
             self.cuts[name] = wanted
+
+    def state(self, number: int, axis: int, ranges: Iterable[Range], total: int, *, in_place: bool = False) -> None:
+        """The rank keeps `ranges` of an array of the cache, whose axis is `total` long in the whole model."""
+        self.states[number] = ArrayShare(axis, tuple(span for span in ranges if span[0] < span[1]), total, in_place)
 
     def whole(self, *names: str) -> None:
         """Arrays and modules that every rank has as they are."""

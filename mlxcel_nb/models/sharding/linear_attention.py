@@ -33,9 +33,12 @@ def gated_delta(block: Block) -> None:
     }.items():  # fmt: skip
         if name in module:
             block.rows(name, [span], "kv-groups" if name in ("q_proj", "k_proj") else "heads")
-    for name, ranges in {"conv1d": inner, "q_conv1d": [keys], "k_conv1d": [keys], "v_conv1d": [values]}.items():
-        if name in module:
-            block.channels(name, ranges, "kv-groups")
+    convolutions = {"conv1d": inner, "q_conv1d": [keys], "k_conv1d": [keys], "v_conv1d": [values]}
+    found = [(name, ranges) for name, ranges in convolutions.items() if name in module]
+    for number, (name, ranges) in enumerate(found):
+        block.state(number, 2, ranges, block.shapes[f"{name}.weight"][0])
+        block.channels(name, ranges, "kv-groups")
+    block.state(len(found), 1, [share.queries], n_values)
     for name in ("A_log", "dt_bias"):
         block.array(name, 0, [share.queries], "heads")
     block.whole("norm", "o_norm")  # over one head at a time
@@ -74,12 +77,15 @@ def channel_gated_delta(block: Block) -> None:
     for name in ("q_proj", "k_proj", "v_proj", "f_proj", "g_proj", "f_b_proj", "g_b_proj"):
         if name in module:
             block.rows(name, [span], "heads")
-    for name in ("q_conv.conv", "k_conv.conv", "v_conv.conv", "q_conv1d", "k_conv1d", "v_conv1d"):
-        if f"{name}.weight" in block.shapes:
-            block.channels(name, [span])
+    separate = ("q_conv.conv", "k_conv.conv", "v_conv.conv", "q_conv1d", "k_conv1d", "v_conv1d")
+    convolutions = {name: [span] for name in separate if f"{name}.weight" in block.shapes}
     if "qkv_proj" in module:
         block.rows("qkv_proj", fused, "heads")
-        block.channels("qkv_conv.conv", fused)
+        convolutions["qkv_conv.conv"] = fused
+    for number, (name, ranges) in enumerate(convolutions.items()):
+        block.state(number, 2, ranges, block.shapes[f"{name}.weight"][0])
+        block.channels(name, ranges)
+    block.state(len(convolutions), 1, [share.queries], heads)
     block.rows("b_proj", [share.queries], "heads")
     block.array("A_log", block.shapes["A_log"].index(heads), [share.queries], "heads")
     block.array("dt_bias", 0, [span], "heads")
@@ -117,6 +123,7 @@ def decayed(block: Block) -> None:
     block.set("groups", share.n_queries * groups // heads, at="g_norm")
     block.set("num_attention_heads", share.n_queries)
     block.set("num_key_value_heads", share.n_queries)
+    block.state(0, 1, [share.queries], heads)
 
 
 def time_mixing(block: Block) -> None:
@@ -132,3 +139,4 @@ def time_mixing(block: Block) -> None:
     block.whole(*(f"x_{letter}" for letter in "rwkvag"), "k_k", "k_a", "r_k", "g_norm")
     block.columns("o_proj", [span], "heads")
     block.join("o_proj", partial(sliced, span=span))
+    block.state(1, 1, [share.queries], heads, in_place=True)

@@ -27,6 +27,7 @@ from mlxcel_nb.models.sharding.standins import AllReduce, summed, together
 from mlxcel_nb.plan.cuts import Cut
 from mlxcel_nb.plan.kv_shares import KvShare
 from mlxcel_nb.plan.part import Part
+from mlxcel_nb.plan.recutting import ArrayShare
 from mlxcel_nb.plan.shards import Range, head_group
 
 REMARKABLE = 0.02
@@ -59,6 +60,7 @@ class TensorPlan:
         pairs: paths of two modules, the first called before the second, that are added up in one sum.
         blocks: every block that was found.
         kv_heads: layer -> the share of its keys and values that this rank keeps; of others it keeps all.
+        states: layer -> the shares of the arrays of its state, by their numbers; of others it keeps all.
     """
 
     cuts: dict[str, Cut] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class TensorPlan:
     pairs: list[tuple[str, str]] = field(default_factory=list)
     blocks: list[BlockReport] = field(default_factory=list)
     kv_heads: dict[int, KvShare] = field(default_factory=dict)
+    states: dict[int, dict[int, ArrayShare]] = field(default_factory=dict)
 
     def report(self) -> list[str]:
         """A line for each kind of block and what became of it, layers counted: "attention: cut in 7 layers"."""
@@ -103,6 +106,8 @@ class TensorPlan:
         layer = layer_of(block.path)
         if block.kv_heads is not None and layer is not None:
             self.kv_heads[layer] = block.kv_heads
+        if block.states and layer is not None:
+            self.states[layer] = block.states
 
 
 def plan(

@@ -31,6 +31,8 @@ def mamba(block: Block) -> None:
     block.columns("out_proj", [span])
     block.join("out_proj", summed)
     block.set("intermediate_size", span[1] - span[0])
+    block.state(0, 2, [span], width)
+    block.state(1, 1, [span], width)
 
 
 def mamba2(block: Block) -> None:
@@ -61,6 +63,8 @@ def mamba2(block: Block) -> None:
     block.set("n_groups", share.n_keys)
     block.set("intermediate_size", share.n_queries * size)
     block.set("conv_dim", share.n_queries * size + 2 * share.n_keys * state)
+    block.state(0, 2, inner, width + 2 * groups * state)
+    block.state(1, 1, [share.queries], heads)
     if hasattr(module, "heads_per_group"):
         block.set("heads_per_group", share.n_queries // share.n_keys)
 
@@ -89,6 +93,8 @@ def plamo2_mamba(block: Block) -> None:
     block.join("out_proj", summed)
     block.set("num_heads", share.n_queries)
     block.set("intermediate_size", share.n_queries * size)
+    block.state(0, 2, channels, module.num_heads * size)
+    block.state(1, 1, [share.queries], module.num_heads)
 
 
 def short_convolution(block: Block) -> None:
@@ -102,6 +108,7 @@ def short_convolution(block: Block) -> None:
     own = copy.copy(block.module.args)
     own.hidden_size = span[1] - span[0]  # the width of the state that a cache begins with
     block.set("args", own)
+    block.state(0, 2, [span], width)
 
 
 def gated_recurrence(block: Block) -> None:
@@ -121,6 +128,8 @@ def gated_recurrence(block: Block) -> None:
     block.join("linear_out", summed)
     block.set("num_heads", share.n_queries, at="rg_lru")
     block.set("width", share.n_queries * size, at="rg_lru")
+    block.state(0, 2, channels, heads * size)
+    block.state(1, 1, channels, heads * size)
 
 
 def _unit(block: Block, *names: str) -> int:

@@ -108,6 +108,14 @@ class Family:
         self.start, self.end = layers
         self.n_layers = n_layers
 
+    def copied(self) -> list[int]:
+        """Layers of earlier stages of whose caches this stage keeps a copy."""
+        return []
+
+    def owners(self, caches: int) -> list[int] | None:
+        """The layer that each of a model's caches belongs to, where they are fewer than layers; None if unknown."""
+        return None
+
     def entrance(self, layer: Any) -> Any:
         """The part of a layer that a model's code calls first: the layer itself, unless the code calls its parts."""
         return layer

@@ -35,6 +35,12 @@ class SharedCaches(Family, ABC):
     def sources(self) -> dict[int, int]:
         """Layers whose caches others read, and the last layer that does."""
 
+    def copied(self) -> list[int]:
+        return self._shared(self.start)
+
+    def owners(self, caches: int) -> list[int] | None:
+        return list(range(caches))  # those that have one of their own come first
+
     def _shared(self, boundary: int) -> list[int]:
         """Layers before `boundary` whose caches are read after it."""
         return sorted(source for source, last in self.sources().items() if source < boundary <= last)

@@ -126,12 +126,12 @@ def run(
     """
     meeting = Meeting(layout.width)
     members = [
-        _Rank(Path(folder), layout, rank, meeting, dtype, allow_code=allow_code, vocab_parallel=vocab_parallel)
+        Rank(Path(folder), layout, rank, meeting, dtype, allow_code=allow_code, vocab_parallel=vocab_parallel)
         for rank in range(layout.width)
     ]
     members[0].progress = progress
-    with _one_at_a_time:
-        ended = [_thread_of(member.rank).call(partial(member, prompts, tokens, forced)) for member in members]
+    with one_at_a_time:
+        ended = [thread_of(member.rank).call(partial(member, prompts, tokens, forced)) for member in members]
         for end in ended:
             end.wait()  # every wait of a rank has its deadline
     give_back()
@@ -151,7 +151,7 @@ def run(
     return Run(records, members[0].dtype, list(dict.fromkeys(w for m in members for w in m.warnings)))
 
 
-_one_at_a_time = threading.Lock()
+one_at_a_time = threading.Lock()
 
 
 class _Thread:
@@ -176,7 +176,7 @@ class _Thread:
 
 
 @functools.cache
-def _thread_of(rank: int) -> _Thread:
+def thread_of(rank: int) -> _Thread:
     """A rank's one thread. Another for every run would leave a stream of MLX's behind each time."""
     return _Thread(f"rank-{rank}")
 
@@ -210,7 +210,7 @@ def _layers_together(answers: Sequence[_Answer]) -> dict[str, dict[int, np.ndarr
     }
 
 
-class _Rank:
+class Rank:
     """One rank of every stage, called on a thread of its own."""
 
     def __init__(
@@ -230,19 +230,20 @@ class _Rank:
         self.warnings: list[str] = []
         self.error: BaseException | None = None
         self.progress: Callable[[LoadProgress], None] | None = None
-        self._folder, self._layout, self._meeting = folder, layout, meeting
+        self.meeting = meeting
+        self._folder, self._layout = folder, layout
         self._allow_code, self._vocab_parallel = allow_code, vocab_parallel
         self._parts: list[LoadedPart] = []
 
     def __call__(self, prompts: Sequence[np.ndarray], tokens: int, forced: Sequence[np.ndarray] | None) -> None:
         try:
             self._load()
-            self._meeting.wait(LOAD_S)
+            self.meeting.wait(LOAD_S)
             for index, prompt in enumerate(prompts):
                 self.answers.append(self._answer(prompt, tokens, forced[index] if forced is not None else None))
         except BaseException as error:  # noqa: BLE001  # handed to the thread that waits for all
             self.error = error
-            self._meeting.leave()
+            self.meeting.leave()
         finally:
             self._parts.clear()  # on the thread that made them
 
@@ -253,9 +254,9 @@ class _Rank:
                 self._folder,
                 part_of(layout, stage, self.rank, vocab_parallel=self._vocab_parallel),
                 dtype=self.dtype,
-                all_reduce=self._meeting.all_reduce(self.rank) if layout.tp > 1 else None,
-                exchange=self._meeting.all_to_all(self.rank) if layout.ep > 1 else None,
-                gather=self._meeting.gather(self.rank),
+                all_reduce=self.meeting.all_reduce(self.rank) if layout.tp > 1 else None,
+                exchange=self.meeting.all_to_all(self.rank) if layout.ep > 1 else None,
+                gather=self.meeting.gather(self.rank),
                 progress=self.progress,
                 allow_code=self._allow_code,
             )
@@ -303,7 +304,7 @@ class _Rank:
 
     def _logits(self, mine: np.ndarray | None) -> np.ndarray:
         """Of all sequences, from the ranks that have some."""
-        return np.concatenate([some for some in self._meeting.told(self.rank, mine) if some is not None])
+        return np.concatenate([some for some in self.meeting.told(self.rank, mine) if some is not None])
 
 
 def member_name(layout: Layout, stage: int, rank: int) -> str:
