@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlxcel_nb.scheduling.step_plan import Adopt, Keep, Open, Restore, StepPlan, Work
+from mlxcel_nb.scheduling.step_plan import Adopt, Expect, Hand, Keep, Land, Open, Restore, StepPlan, Work
 
 
 @dataclass
@@ -18,7 +18,10 @@ class Draft:
     drop: list[int] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
     restore: list[Restore] = field(default_factory=list)
+    expect: list[Expect] = field(default_factory=list)
+    land: list[Land] = field(default_factory=list)
     open: list[Open] = field(default_factory=list)
+    hand: list[Hand] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
 
     def let_go(self, block: int) -> None:
@@ -28,7 +31,8 @@ class Draft:
 
     @property
     def empty(self) -> bool:
-        return not (self.keep or self.drop or self.free or self.adopt or self.restore or self.open or self.work)
+        housekeeping = self.keep or self.drop or self.free or self.adopt or self.restore
+        return not (housekeeping or self.expect or self.land or self.open or self.hand or self.work)
 
     def plan(self, step: int) -> StepPlan:
         return StepPlan(
@@ -38,6 +42,9 @@ class Draft:
             free=tuple(self.free),
             adopt=tuple(self.adopt.values()),
             restore=tuple(self.restore),
+            expect=tuple(self.expect),
+            land=tuple(self.land),
             open=tuple(self.open),
+            hand=tuple(self.hand),
             work=tuple(self.work),
         )

@@ -18,7 +18,7 @@ from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.places import Places
 from mlxcel_nb.scheduling.prefix_tree import Node, PrefixTree
 from mlxcel_nb.scheduling.sequence import Sequence, State
-from mlxcel_nb.scheduling.step_plan import BLOCK, Adopt, Keep, Open, Restore
+from mlxcel_nb.scheduling.step_plan import BLOCK, Adopt, Expect, Hand, Keep, Land, Open, Restore
 
 READERS = 4
 """Prompts of one owner that are read at a time: a short one need not wait for a long one, nor everybody for all. Of
@@ -37,9 +37,12 @@ class Home:
     Args:
         number: of the rank.
         new_block: gives the next block its number.
+        new_transfer: gives what comes of a sequence from elsewhere its number.
     """
 
-    def __init__(self, limits: Limits, number: int, new_block: Callable[[], int]) -> None:
+    def __init__(
+        self, limits: Limits, number: int, new_block: Callable[[], int], new_transfer: Callable[[], int]
+    ) -> None:
         self.number = number
         self.budget = KvBudget(limits.rooms[number], limits.kept)
         self.running: list[Sequence] = []
@@ -52,6 +55,7 @@ class Home:
         self._reusable = limits.reusable
         self._padded = limits.padded
         self._new_block = new_block
+        self._new_transfer = new_transfer
         self._tree = PrefixTree()
         self._turn = -1
         self._numbers = itertools.count()
@@ -167,6 +171,8 @@ class Home:
 
         It waits for one that begins alike, beyond what is kept, to begin with its blocks.
         """
+        if sequence.remote:
+            return True
         owners = [each for each in self.readers if each.request.owner == sequence.request.owner]
         short = sum(each.to_read for each in owners) + len(sequence.tokens) <= self._chunk
         end = (len(self.known(sequence)) + 1) * BLOCK
@@ -187,6 +193,11 @@ class Home:
         everybody = [*self.running, sequence]
         if not self.fits(everybody, blocks=0):
             return False
+        if sequence.remote:
+            if fits := self.make_fit(everybody, draft):
+                sequence.home, sequence.state = self.number, State.AWAITS
+                self.running.append(sequence)
+            return fits
         nodes = self.known(sequence)
         with self._tree.holding(nodes):
             fits = self.make_fit(everybody, draft)
@@ -195,7 +206,23 @@ class Home:
                 return False
             nodes = self.known(sequence)
         self._begin(sequence, nodes, draft)
+        self.running.append(sequence)
         return True
+
+    def arrivals(self, draft: Draft) -> None:
+        """Of those who are read elsewhere: expect what comes, go on with what has come, or read them here after all."""
+        for sequence in [each for each in self.running if each.state is State.AWAITS and each.leaving is None]:
+            if sequence.landed:
+                draft.land.append(Land(sequence.number, sequence.transfer, self.number))
+                self._open(sequence, len(sequence.tokens) - 1, draft)
+                sequence.state, sequence.cached = State.DECODE, len(sequence.tokens) - 1
+                sequence.transfer, sequence.landed = -1, False
+            elif not sequence.remote:
+                self._begin(sequence, self.known(sequence), draft)
+            elif sequence.transfer < 0:
+                sequence.transfer = self._new_transfer()
+                expected = len(sequence.tokens)
+                draft.expect.append(Expect(sequence.number, sequence.transfer, expected, self.number))
 
     def _begin(self, sequence: Sequence, nodes: list[Node], draft: Draft) -> None:
         sequence.home, sequence.state, sequence.cached = self.number, State.PREFILL, len(nodes) * BLOCK
@@ -204,10 +231,14 @@ class Home:
         if nodes:
             self._restoring.enter_context(self._tree.holding(nodes))
             draft.restore.append(Restore(sequence.number, tuple(node.block for node in nodes), self.number))
-        params, context, position = sequence.request.params, sequence.context, sequence.position
-        draft.open.append(Open(sequence.number, params, context, position, self.number, len(sequence.tokens)))
-        self.running.append(sequence)
+        self._open(sequence, len(sequence.tokens), draft)
+        if (to := sequence.request.hand) is not None:
+            draft.hand.append(Hand(sequence.number, *to, len(sequence.tokens), self.number))
         self.readers.append(sequence)
+
+    def _open(self, sequence: Sequence, length: int, draft: Draft) -> None:
+        params, context, position = sequence.request.params, sequence.context, sequence.position
+        draft.open.append(Open(sequence.number, params, context, position, self.number, length))
 
     def sent(self) -> None:
         """The plan is complete: what it restores from may go with the next one."""

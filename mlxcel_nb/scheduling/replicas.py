@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.scheduling.step_plan import BLOCK
 
 CHARACTERS = 4 * BLOCK
@@ -31,6 +32,11 @@ SHARE = 0.5
 MUCH, MORE = 2, 4
 """A replica with over MUCH times as many requests as the least busy one, and MORE, is much busier."""
 
+PREFIX_AWARE, LEAST_LOADED, MEMORY_AWARE, ROUND_ROBIN = "prefix-aware", "least-loaded", "memory-aware", "round-robin"
+POLICIES = (PREFIX_AWARE, LEAST_LOADED, MEMORY_AWARE, ROUND_ROBIN)
+"""Ways to choose: to whom has read the beginning, or is idlest; to the idlest; to the one with most room for keys and
+values, by tenths of it; in turn."""
+
 _WIDEST = 2**64 - 1
 
 Key = bytes
@@ -44,16 +50,28 @@ class Standing:
         requests: under way, whoever asked.
         tokens: of those that are ours: to be read and to be made.
         turn: when it was chosen last, counted in choices.
+        memory: the share of its room for keys and values that is in use, as it said last.
     """
 
     requests: int = 0
     tokens: int = 0
     turn: int = 0
+    memory: float = 0.0
 
     @property
     def load(self) -> tuple[int, int, int]:
         """What replicas are compared by. The one chosen longest ago comes first among equals."""
         return (self.requests, self.tokens, self.turn)
+
+
+def check_policy(policy: str) -> None:
+    """Refuse what is no way to choose.
+
+    Raises:
+        ConfigError: naming what there is.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(f"route {policy!r:.40}", advice=f"Use {', '.join(POLICIES)}.")
 
 
 def keys_of(prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> list[Key]:
@@ -101,15 +119,24 @@ class Prefixes:
         return found
 
 
-def choose(standings: Mapping[int, Standing], matched: Mapping[int, int], blocks: int) -> int:
+def choose(
+    standings: Mapping[int, Standing], matched: Mapping[int, int], blocks: int, policy: str = PREFIX_AWARE
+) -> int:
     """One of `standings`, by its number.
 
     Args:
         standings: of the replicas that can be chosen, at least one.
         matched: blocks of the prompt's beginning that a replica has read.
         blocks: of the prompt.
+        policy: one of `POLICIES`.
     """
+    if policy == ROUND_ROBIN:
+        return min(standings, key=lambda number: (standings[number].turn, number))
+    if policy == MEMORY_AWARE:  # in tenths: what differs by less is the same, and the load decides
+        return min(standings, key=lambda number: (int(10 * standings[number].memory), standings[number].load, number))
     idlest = min(standings, key=lambda number: (standings[number].load, number))
+    if policy == LEAST_LOADED:
+        return idlest
     reader = min(standings, key=lambda number: (-matched.get(number, 0), standings[number].load, number))
     much = MUCH * standings[idlest].requests + MORE
     if blocks and matched.get(reader, 0) >= SHARE * blocks and standings[reader].requests <= much:

@@ -30,7 +30,7 @@ from mlxcel_nb.scheduling.kv_budget import Use
 from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.pace import SETTLED, Pace
 from mlxcel_nb.scheduling.sequence import Leaving, Request, Sequence, State
-from mlxcel_nb.scheduling.step_plan import Chunk, StepPlan, Work
+from mlxcel_nb.scheduling.step_plan import BLOCK, Chunk, StepPlan, Work
 from mlxcel_nb.scheduling.waiting import Waiting
 
 
@@ -67,6 +67,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._steps = itertools.count()
         self._blocks = itertools.count()
+        self._transfers = itertools.count()
         self._adoptions: list[Adoption] = []
         self._forget = False
         self._full = False  # whoever is next to be asked in finds no room
@@ -83,7 +84,9 @@ class Scheduler:
         """
         limit = most_tokens(request, self.limits, [home.budget.longest for home in self._homes])
         self._waiting.check_room(request, self.limits.max_waiting, self.limits.max_waiting_tokens)
-        sequence = Sequence(next(self._numbers), request, limit, now, [*request.prompt, *request.made])
+        remote = request.remote and not request.exclusive
+        tokens = [*request.prompt, *request.made]
+        sequence = Sequence(next(self._numbers), request, limit, now, tokens, remote=remote)
         self._waiting.add(sequence)
         return sequence
 
@@ -140,7 +143,7 @@ class Scheduler:
                     sequence.begin()
                     self._waiting.put_back(sequence)
         for sequence in suspects:
-            sequence.suspect = True
+            sequence.suspect, sequence.remote = True, False
             sequence.failures += 1
         for adoption in self._adoptions:
             adoption.kept = 0
@@ -148,6 +151,24 @@ class Scheduler:
         self._flying.clear()
         self._pace.rest()
         self._homes = self._fresh_homes()
+
+    # -- what is read elsewhere
+
+    def made_elsewhere(self, sequence: Sequence, token: int) -> None:
+        """Whoever reads its tokens has made the one that follows."""
+        sequence.tokens.append(token)
+
+    def landed(self, sequence: Sequence) -> None:
+        """All members have what was expected of it, and the token that follows is known."""
+        sequence.landed = True
+
+    def expect_again(self, sequence: Sequence) -> None:
+        """What was expected of it will not come; it is read by somebody else."""
+        sequence.transfer, sequence.landed = -1, False
+
+    def read_here(self, sequence: Sequence) -> None:
+        """Nobody else reads it."""
+        sequence.remote, sequence.transfer, sequence.landed = False, -1, False
 
     def forget_prefixes(self) -> None:
         """The next plan frees all kept blocks."""
@@ -160,6 +181,10 @@ class Scheduler:
     def hold(self, tokens: list[int], home: int) -> tuple[list[int], ExitStack]:
         """The blocks that a home has kept of a sequence's beginning. They stay until what comes with them is closed."""
         return self._homes[home].hold(tokens)
+
+    def kept(self, tokens: list[int]) -> int:
+        """How many tokens of a sequence's beginning are kept, where most are."""
+        return BLOCK * max(home.kept(tokens) for home in self._homes)
 
     def knows_best(self, tokens: list[int]) -> int:
         """The home that has kept most of a sequence's beginning; the first one, where none has any."""
@@ -224,6 +249,8 @@ class Scheduler:
         self._full = self._leave(draft)
         if not self._full:
             self._admit(draft, now)
+        for home in self._homes:
+            home.arrivals(draft)
         rows = self._choose(draft, [home for home in self._homes if home.fits(home.running)])
         for home in self._homes:
             home.sent()
@@ -407,4 +434,5 @@ class Scheduler:
             self._homes[sequence.home].forget(sequence)
 
     def _fresh_homes(self) -> list[Home]:
-        return [Home(self.limits, number, lambda: next(self._blocks)) for number in range(self.limits.homes)]
+        numbers = range(self.limits.homes)
+        return [Home(self.limits, n, lambda: next(self._blocks), lambda: next(self._transfers)) for n in numbers]

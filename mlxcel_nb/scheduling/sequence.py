@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class HandTo(NamedTuple):
+    """Where keys and values go when they have been read: to the instance `to`, in its `epoch`, where they are known as
+    `transfer`, of the request `request`.
+    """
+
+    to: str
+    epoch: int
+    transfer: int
+    request: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +32,8 @@ class Request:
         deadline: when `Scheduler.expire` ends it, on the clock of its callers; None for never.
         exclusive: runs while nothing else does.
         home: the expert-parallel rank that is to hold it; chosen by the scheduler when None.
+        remote: another instance reads its prompt, and sends the keys and values here.
+        hand: where they go when they have been read here; None where they stay.
     """
 
     prompt: tuple[int, ...] = field(repr=False)
@@ -32,6 +45,8 @@ class Request:
     deadline: float | None = None
     exclusive: bool = False
     home: int | None = None
+    remote: bool = False
+    hand: HandTo | None = None
 
 
 class State(enum.Enum):
@@ -39,6 +54,8 @@ class State(enum.Enum):
 
     WAITING = "waiting"
     """In the queue; for the first time, or because it was put back."""
+    AWAITS = "awaits"
+    """Its tokens are read elsewhere; keys and values are coming. There is room for them."""
     PREFILL = "prefill"
     """Its tokens are being read, on caches of its own."""
     DECODE = "decode"
@@ -76,6 +93,9 @@ class Sequence:
         failures: how many steps failed with it since it last made a token.
         suspect: it was in a step that failed, and shares none until it has made a token.
         started: when it first ran; None before.
+        remote: its tokens are to be read elsewhere.
+        transfer: by which members know what comes of it; -1 while nothing is expected.
+        landed: all of it is there.
     """
 
     number: int
@@ -96,6 +116,9 @@ class Sequence:
     failures: int = 0
     suspect: bool = False
     started: float | None = None
+    remote: bool = False
+    transfer: int = -1
+    landed: bool = False
 
     @property
     def position(self) -> int:
@@ -130,4 +153,5 @@ class Sequence:
     def begin(self) -> None:
         """Its caches are empty: it has just arrived, or all that there was is gone."""
         self.state, self.leaving, self.cached, self.in_flight = State.WAITING, None, 0, 0
-        self.batch = -1
+        self.batch = self.transfer = -1
+        self.landed = False

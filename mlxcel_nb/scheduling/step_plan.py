@@ -1,8 +1,8 @@
 """What every member of an instance does in one step, as the leader's scheduler says it. Pure.
 
-A member does, in this order: `free`, `keep`, `drop`, `adopt`, `restore`, `open`, then `work`. Memory is given back
-before more is taken, and the scheduler's budget counts on it. Members run the same plans in the order of their `step`;
-a plan without work is housekeeping only, and is a step like any other. Words:
+A member does, in this order: `free`, `keep`, `drop`, `adopt`, `restore`, `expect`, `land`, `open`, `hand`, then
+`work`. Memory is given back before more is taken, and the scheduler's budget counts on it. Members run the same plans
+in the order of their `step`; a plan without work is housekeeping only, and is a step like any other. Words:
 
 * A *sequence* is known by its number. From `open` on it has caches of its own on the ranks of its `home`, until
   `drop`.
@@ -13,6 +13,10 @@ a plan without work is housekeeping only, and is a step like any other. Words:
 * A *block* is the keys and values of `BLOCK` tokens, copied out of a sequence by `keep` and into a fresh one by
   `restore`, in order, from its first token on. Numbers of blocks are never used twice. `adopt` makes a block of what
   every rank of the home has been sent of one transfer, before the plan is told.
+
+* A *transfer* brings the keys and values of a sequence from an instance that has read its tokens. From `expect` on a
+  member takes what comes of it; `land` makes the caches of a sequence of it, once every member has said that it has
+  all. The other way, `hand` has what is read of a sequence sent to such an instance.
 
 What a plan says of another home's sequences is none of a member's business: it passes over them.
 """
@@ -146,6 +150,42 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class Expect:
+    """Take what comes of `transfer`, of a sequence of `length` tokens that is not open yet; what came of an earlier
+    transfer of the same sequence goes.
+    """
+
+    sequence: int
+    transfer: int
+    length: int
+    home: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Land:
+    """Begin the caches of a sequence, which is opened by the same plan, with what has come of it."""
+
+    sequence: int
+    transfer: int
+    home: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """Send the first `length` tokens' keys and values of a sequence, which is opened by the same plan, as they are
+    read: to the instance `to`, whose members know them in their `epoch` as `transfer`, of the request `request`.
+    """
+
+    sequence: int
+    to: str
+    epoch: int
+    transfer: int
+    request: str
+    length: int
+    home: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. `free` are numbers of blocks, `drop` are numbers of sequences; see the module for order and meaning."""
 
@@ -155,7 +195,10 @@ class StepPlan:
     free: tuple[int, ...] = ()
     adopt: tuple[Adopt, ...] = ()
     restore: tuple[Restore, ...] = ()
+    expect: tuple[Expect, ...] = ()
+    land: tuple[Land, ...] = ()
     open: tuple[Open, ...] = ()
+    hand: tuple[Hand, ...] = ()
     work: tuple[Work, ...] = ()
 
     def to_dict(self, *, with_tokens: bool = True) -> dict[str, Any]:
@@ -171,6 +214,12 @@ class StepPlan:
             message["adopt"] = [[a.transfer, a.index, a.block, a.home] for a in self.adopt]
         if self.restore:
             message["restore"] = [[r.sequence, list(r.blocks), r.home] for r in self.restore]
+        if self.expect:
+            message["expect"] = [[e.sequence, e.transfer, e.length, e.home] for e in self.expect]
+        if self.land:
+            message["land"] = [[x.sequence, x.transfer, x.home] for x in self.land]
+        if self.hand:
+            message["hand"] = [[h.sequence, h.to, h.epoch, h.transfer, h.request, h.length, h.home] for h in self.hand]
         if self.open:
             message["open"] = [[o.sequence, o.params, list(o.context), o.position, o.home, o.length] for o in self.open]
         if self.work:
@@ -200,6 +249,9 @@ class StepPlan:
             free=_numbers(message.get("free", []), "free"),
             adopt=_each(message, "adopt", 4, lambda row: Adopt(*(_number(x, "adopt") for x in row))),
             restore=_each(message, "restore", 3, _read_restore),
+            expect=_each(message, "expect", 4, lambda row: Expect(*(_number(x, "expect") for x in row))),
+            land=_each(message, "land", 3, lambda row: Land(*(_number(x, "land") for x in row))),
+            hand=_each(message, "hand", 7, _read_hand),
             open=_each(message, "open", 6, _read_open),
             work=_each(message, "work", 5, _read_work),
         )
@@ -231,6 +283,14 @@ def _each(message: dict[str, Any], name: str, length: int, read: Callable[[list[
 def _read_restore(row: list[Any]) -> Restore:
     sequence, blocks, home = row
     return Restore(_number(sequence, "restore"), _numbers(blocks, "restore"), _number(home, "restore"))
+
+
+def _read_hand(row: list[Any]) -> Hand:
+    sequence, to, epoch, transfer, request, length, home = row
+    if not isinstance(to, str) or not isinstance(request, str):
+        raise _refuse("hand")
+    sequence, epoch, transfer, length, home = (_number(x, "hand") for x in (sequence, epoch, transfer, length, home))
+    return Hand(sequence, to, epoch, transfer, request, length, home)
 
 
 def _read_open(row: list[Any]) -> Open:

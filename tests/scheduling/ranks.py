@@ -96,6 +96,10 @@ class Rank:
         self.seen_blocks: set[int] = set()
         self.sent: dict[tuple[int, int], list[int]] = {}
         """What has come from elsewhere, by transfer and block of its sequence."""
+        self.coming: dict[int, tuple[int, int]] = {}
+        """What is expected, by sequence: transfer and tokens."""
+        self.brought: dict[int, list[int]] = {}
+        """What has come of transfers."""
         self.most_bytes = 0
 
     def run(self, plan: StepPlan) -> dict[int, int]:
@@ -116,7 +120,8 @@ class Rank:
                 self.blocks[keep.block] = tokens
         self._check_memory()
         for number in plan.drop:
-            assert number in self.caches or self.others, "a sequence is dropped once"
+            assert number in self.caches or number in self.coming or self.others, "a sequence is dropped once"
+            self.coming.pop(number, None)
             if number in self.caches:
                 del self.caches[number], self.positions[number]
                 self._leave_batch(number)
@@ -131,10 +136,12 @@ class Rank:
             if restore.home == self.home:
                 assert restore.blocks and restore.sequence in opened and restore.sequence not in self.caches
                 self.caches[restore.sequence] = [t for block in restore.blocks for t in self.blocks[block]]
-        restored = {each.sequence for each in plan.restore}
+        self._bring(plan, opened)
+        begun = {each.sequence for each in plan.restore} | {each.sequence for each in plan.land}
         for each in plan.open:
             if each.home == self.home:
-                assert (each.sequence in self.caches) == (each.sequence in restored)
+                assert (each.sequence in self.caches) == (each.sequence in begun)
+                self.coming.pop(each.sequence, None)
                 self.caches.setdefault(each.sequence, [])
                 self.positions[each.sequence] = each.position
         self._check_memory()
@@ -145,6 +152,19 @@ class Rank:
                 sampled |= self._work(work)
         self._check_memory()
         return sampled
+
+    def _bring(self, plan: StepPlan, opened: set[int]) -> None:
+        """What comes from elsewhere is expected, and becomes caches."""
+        for expect in plan.expect:
+            if expect.home == self.home:
+                assert expect.sequence not in self.caches and expect.sequence not in opened
+                self.coming[expect.sequence] = expect.transfer, expect.length
+        for land in plan.land:
+            if land.home == self.home:
+                transfer, length = self.coming.pop(land.sequence)
+                assert land.sequence in opened and transfer == land.transfer
+                self.caches[land.sequence] = self.brought.pop(transfer)
+                assert len(self.caches[land.sequence]) == length
 
     def _work(self, work: Work) -> dict[int, int]:
         assert len(work.tokens) == work.size
@@ -187,6 +207,7 @@ class Rank:
         batched = [batch for batch in self.batches.values() if len(batch.rows) > 1]
         total += sum((len(batch.rows) + batch.free) * self.room.at(batch.columns) for batch in batched)
         alone = self.caches.keys() - {row for batch in batched for row in batch.rows}
+        total += sum(self.room.at(length) for _, length in self.coming.values())
         return total + sum(self.room.at(self._length(number)) for number in alone)
 
     def _check_memory(self) -> None:

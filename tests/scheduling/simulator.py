@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from mlxcel_nb.errors import Busy
 from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.scheduler import Scheduler
-from mlxcel_nb.scheduling.sequence import Request, Sequence
+from mlxcel_nb.scheduling.sequence import Request, Sequence, State
 from mlxcel_nb.scheduling.step_plan import StepPlan
-from tests.scheduling.ranks import END, Rank, alone
+from tests.scheduling.ranks import END, Rank, alone, next_token
 
 
 @dataclass
@@ -22,6 +22,8 @@ class Trouble:
 
     cancels: int = 0
     failures: int = 0
+    losses: float = 0.0
+    """Share of what happens to sequences that are read elsewhere."""
 
 
 @dataclass
@@ -50,8 +52,12 @@ class Simulation:
         self.now = 0.0
         self.most_flying = 0
         self.overlapping_chunks = 0
+        self.landings = 0
+        self._first: set[int] = set()
+        """Transfers whose first token has come."""
         self._flying: deque[Flying] = deque()
         self._has_caches: set[int] = set()
+        self._coming: set[int] = set()
         self._must_go: set[int] = set()
         self._start_ranks()
 
@@ -96,12 +102,14 @@ class Simulation:
         if self._flying and self.random.random() < 0.7:
             self.advance()
         self.receive()
+        self.bring()
 
     def settle(self) -> None:
         """The last plans have run; nothing is left but blocks, and those go when they are told to."""
-        while self.send() or self._flying:
+        while self.send() or self._flying or not self.scheduler.idle:
             while self._flying and not self.receive():
                 self.advance()
+            self.bring()
         assert self.scheduler.idle
         kept = [rank for home in self.ranks for rank in home]
         assert not any(rank.caches or any(batch.rows for batch in rank.batches.values()) for rank in kept), (
@@ -115,6 +123,33 @@ class Simulation:
 
     def live(self) -> list[Sequence]:
         return [each for each in self.sequences.values() if not each.over]
+
+    def bring(self) -> None:
+        """Something comes of a sequence that is read elsewhere, or its reader is lost."""
+        awaiting = [each for each in self.live() if each.state is State.AWAITS and each.transfer >= 0]
+        if not awaiting or self.random.random() < 0.7:
+            return
+        sequence = self.random.choice(awaiting)
+        ranks, chance = self.ranks[sequence.home], self.random.random()
+        if chance < self.trouble.losses:
+            self.random.choice([self.scheduler.expect_again, self.scheduler.read_here])(sequence)
+        elif sequence.transfer not in self._first:
+            self._first.add(sequence.transfer)
+            token = next_token(sequence.tokens, sequence.position)
+            self.scheduler.made_elsewhere(sequence, token)
+            self._say(sequence, token)
+            self._note_leaving(sequence)
+        elif all(rank.coming.get(sequence.number, (-1, 0))[0] == sequence.transfer for rank in ranks):
+            for rank in ranks:
+                rank.brought[sequence.transfer] = sequence.tokens[: rank.coming[sequence.number][1]]
+            self.scheduler.landed(sequence)
+            self.landings += 1
+
+    def _say(self, sequence: Sequence, token: int) -> None:
+        self.answers[sequence.number].append(token)
+        assert sequence.tokens == [*sequence.request.prompt, *self.answers[sequence.number]]
+        if token == END or sequence.position >= sequence.limit:
+            self.scheduler.finish(sequence)
 
     # -- what may happen
 
@@ -139,7 +174,8 @@ class Simulation:
         scheduler, before = self.scheduler, dict(self.scheduler.flying)
         plan = scheduler.next(self.now)
         if plan is None:
-            assert before or scheduler.idle, "there is something to do, and nothing is done"
+            awaiting = any(each.state is State.AWAITS for each in scheduler.running)
+            assert before or awaiting or scheduler.idle, "there is something to do, and nothing is done"
             return False
         assert len(scheduler.flying) <= self.limits.flights
         self.most_flying = max(self.most_flying, len(scheduler.flying))
@@ -178,10 +214,7 @@ class Simulation:
             sequence = self.sequences[number]
             if number in over:
                 continue
-            self.answers[number].append(token)
-            assert sequence.tokens == [*sequence.request.prompt, *self.answers[number]]
-            if token == END or sequence.position >= sequence.limit:
-                self.scheduler.finish(sequence)
+            self._say(sequence, token)
         for sequence in rows:
             self._note_leaving(sequence)
         return True
@@ -220,9 +253,15 @@ class Simulation:
             staying = [s for s in map(self.sequences.get, self._has_caches) if s.home == back.home and not s.leaving]
             assert staying and all(each.number < back.number for each in staying), "who came last makes room"
             assert not plan.open, "and nobody takes it at once"
+        for expect in plan.expect:
+            assert expect.length == len(self.sequences[expect.sequence].tokens)
+            self._has_caches.add(expect.sequence)
+            self._coming.add(expect.sequence)
+        self._coming &= self._has_caches
         for each in plan.open:
             sequence = self.sequences[each.sequence]
-            assert each.sequence not in self._has_caches and not sequence.over
+            assert (each.sequence in self._has_caches) == (each.sequence in self._coming) and not sequence.over
+            self._coming.discard(each.sequence)
             assert each.position == sequence.position == len(self.answers[each.sequence])
             assert each.context == tuple(sequence.tokens[len(sequence.tokens) - len(each.context) :])
             assert len(each.context) >= each.position
@@ -245,6 +284,7 @@ def requests(
     alike: float = 0.5,
     exclusive: float = 0.0,
     homes: int = 0,
+    remote: float = 0.0,
 ) -> list[Request]:
     """Made-up ones; a share of them begins `alike`, some go on from there alike as well."""
     rng = random.Random(seed)
@@ -260,5 +300,6 @@ def requests(
             prompt=tuple(tokens), max_tokens=rng.randint(*answers), owner=f"owner-{rng.randrange(owners)}",
             recent=rng.randrange(20), exclusive=rng.random() < exclusive,
             home=rng.randrange(homes) if homes and rng.random() < 0.3 else None,
+            remote=remote > 0 and rng.random() < remote,
         ))  # fmt: skip
     return made

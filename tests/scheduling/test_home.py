@@ -14,7 +14,8 @@ from tests.scheduling.ranks import plain
 
 def home(room: int, *groups: list[int], **more: object) -> Home:
     """Sequences of so many tokens decode in these groups."""
-    made = Home(Limits(rooms=((plain(room),),), stages=len(groups), **more), 0, itertools.count().__next__)
+    numbered = itertools.count().__next__
+    made = Home(Limits(rooms=((plain(room),),), stages=len(groups), **more), 0, numbered, numbered)
     numbers = itertools.count()
     for group, lengths in enumerate(groups):
         for length in lengths:

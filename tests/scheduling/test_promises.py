@@ -65,6 +65,32 @@ def test_cancels_and_failures_change_nobody_elses_text(limits: Limits, seed: int
     simulation.run(requests(20, seed=seed, alike=0.9, exclusive=0.05), every=every)
 
 
+@SIMULATED
+@given(limits(), st.integers(0, 10**6), st.sampled_from([0, 3]), st.sampled_from([0.3, 1.0]))
+def test_prompts_that_are_read_elsewhere_give_the_same_texts_whatever_becomes_of_their_readers(
+    limits: Limits, seed: int, every: int, remote: float
+) -> None:
+    homes = limits.homes if limits.homes > 1 else 0
+    simulation = Simulation(limits, seed, Trouble(cancels=10, failures=5, losses=0.1))
+    asked = requests(20, seed=seed, alike=0.9, exclusive=0.05, homes=homes, remote=remote)
+    simulation.run(asked, every=every)
+
+
+def test_whoever_is_read_elsewhere_takes_room_here_from_the_beginning() -> None:
+    """Case 40: room for two, five come: no more than two are asked for, and one that is put back is read again."""
+    asked = [Request(prompt=tuple(range(1 + n, 31 + n)), max_tokens=60, remote=True) for n in range(5)]
+    simulation = Simulation(tight(130))
+    simulation.run(asked, every=0)
+    assert simulation.landings > 5 and simulation.scheduler.preemptions, "one was put back, and brought once more"
+    coming, most = set(), 0
+    for plan in simulation.plans:
+        coming -= set(plan.drop)
+        coming |= {each.sequence for each in plan.expect}
+        most = max(most, len(coming))
+        assert all(each.sequence in {land.sequence for land in plan.land} for each in plan.open)
+    assert most == 2
+
+
 def tight(tokens: int = 140, **more: object) -> Limits:
     return Limits(rooms=((plain(tokens),),), **more)
 

@@ -6,7 +6,19 @@ from collections import Counter
 
 import pytest
 
-from mlxcel_nb.scheduling.replicas import CHARACTERS, MORE, MOST_BLOCKS, MUCH, Prefixes, Standing, choose, keys_of
+from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.scheduling.replicas import (
+    CHARACTERS,
+    MORE,
+    MOST_BLOCKS,
+    MUCH,
+    POLICIES,
+    Prefixes,
+    Standing,
+    check_policy,
+    choose,
+    keys_of,
+)
 from mlxcel_nb.scheduling.step_plan import BLOCK
 
 IDLE = Standing()
@@ -14,6 +26,17 @@ IDLE = Standing()
 
 def busy(requests: int, tokens: int = 0, turn: int = 0) -> Standing:
     return Standing(requests=requests, tokens=tokens, turn=turn)
+
+
+def test_other_policies_choose_by_turn_load_or_memory() -> None:
+    standings = {
+        0: Standing(requests=3, turn=1, memory=0.11), 1: Standing(requests=1, turn=3, memory=0.74),
+        2: Standing(requests=2, turn=2, memory=0.17),
+    }  # fmt: skip
+    read = {1: 0, 0: 8}
+    assert [choose(standings, read, 8, policy) for policy in POLICIES] == [0, 1, 2, 0]
+    with pytest.raises(ConfigError, match="route 'best'"):
+        check_policy("best")
 
 
 def test_least_requests_then_least_tokens_then_whoever_has_waited_longest() -> None:
