@@ -32,7 +32,7 @@ class KVSender:
         layers: those that will be sent.
         nbytes: how much they come to at most, as plain elements.
         encoding: "plain", "lz4", "int8" or "int4", as `wire.encoding` chose; arrays it does not fit go plain.
-        group: elements that share a scale, with int8 and int4.
+        group: elements that share a scale, with int8 and int4; fewer where an array's rows are no multiple of it.
     """
 
     def __init__(
@@ -115,10 +115,11 @@ class KVSender:
         return True
 
     def _encode(self, dtype: str, dims: tuple[int, ...], chunk: memoryview) -> list[ReadableBuffer]:
-        if self._encoding in {"int8", "int4"} and dtype in FLOATS and dims and dims[-1] % self._group == 0:
+        group = next((size for size in (self._group, 32, 16) if dims and dims[-1] % size == 0), 0)
+        if self._encoding in {"int8", "int4"} and dtype in FLOATS and group:
             try:
                 codes, measured = quantising.quantise(
-                    dtype, dims, chunk, bits=8 if self._encoding == "int8" else 4, group=self._group
+                    dtype, dims, chunk, bits=8 if self._encoding == "int8" else 4, group=group
                 )
             except WireError:  # an element that is not finite has no code
                 return tensors.encode(dtype, dims, "", chunk)

@@ -25,7 +25,7 @@ from mlxcel_nb.net.links.link import Link
 from mlxcel_nb.net.links.stream import Stream
 from mlxcel_nb.util import times
 from mlxcel_nb.wire import messages, tensors
-from mlxcel_nb.wire.credits import SendCredits
+from mlxcel_nb.wire.credits import COUNTED, SendCredits
 from mlxcel_nb.wire.frame_reader import READ_BYTES, FrameReader
 from mlxcel_nb.wire.frames import MAX_UNANSWERED_PINGS, Frame, Kind, Sealer, close_reason, credit_count
 from mlxcel_nb.wire.mould import Mould
@@ -157,7 +157,7 @@ class Line:
                 self._tail = self._sealer.seal(kind, channel, payload)
             elif out is None or out.next is None:
                 return True
-            elif out.kind is Kind.TENSOR and not self._may_send.spend(out.channel):
+            elif out.kind in COUNTED and not self._may_send.spend(out.channel):
                 return False
             else:
                 self._tail = self._sealer.seal(out.kind, out.channel, *out.next)

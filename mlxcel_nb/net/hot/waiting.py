@@ -13,7 +13,7 @@ from mlxcel_nb.net.hot.interrupt import Interrupt
 from mlxcel_nb.util import times
 
 if TYPE_CHECKING:
-    from mlxcel_nb.net.hot.hot_link import HotLink
+    from mlxcel_nb.net.hot.line import Line
 
 
 class Patience:
@@ -31,8 +31,8 @@ class Patience:
 
 
 def wait(
-    links: Sequence[HotLink], interrupt: Interrupt | None, patience: Patience, what: str,
-    others: Sequence[HotLink] = (),
+    links: Sequence[Line], interrupt: Interrupt | None, patience: Patience, what: str,
+    others: Sequence[Line] = (),
 ) -> None:  # fmt: skip
     """Block until one of `links` can read (or write, where it has something to), without using the processor.
 
