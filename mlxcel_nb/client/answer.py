@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlxcel_nb import errors
-from mlxcel_nb.client.report import Likelihood, Timings
+from mlxcel_nb.client.report import Handover, Likelihood, Timings
 from mlxcel_nb.errors import MlxcelError, WireError
 from mlxcel_nb.runtime import protocol
 
@@ -33,6 +33,7 @@ class End:
     timings: Timings = field(default_factory=Timings)
     layout: str = ""
     stop_reason: str | None = None
+    handover: Handover | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,7 @@ def _end(message: dict[str, Any]) -> End:
         timings=_timings(_optional(message, "timings", dict) or {}),
         layout=_optional(message, "layout", str) or "",
         stop_reason=_optional(message, "stop_reason", str),
+        handover=_handover(_optional(message, "handoff", dict)),
     )
 
 
@@ -136,6 +138,14 @@ def _count(usage: dict[str, Any], name: str) -> int | None:
     if count is not None and not 0 <= count <= MAX_COUNT:
         raise WireError(f"{name} is {count}")
     return count
+
+
+def _handover(told: dict[str, Any] | None) -> Handover | None:
+    """By the names that this side knows."""
+    if told is None:
+        return None
+    kinds = {"transfer_encoding": str, "transfer_bytes": int, "transfer_sent_bytes": int}
+    return Handover(**{f.name: _optional(told, f.name, kinds.get(f.name, (int, float))) for f in fields(Handover)})
 
 
 def _timings(seconds: dict[str, Any]) -> Timings:

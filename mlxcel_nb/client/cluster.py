@@ -6,43 +6,39 @@ a leading `a` for `await`. An interrupt of a waiting call undoes what it began.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from mlxcel_nb.client import asking, batch, loading, losses, status
+from mlxcel_nb.client import losses, plans, status
 from mlxcel_nb.client import model as loaded
+from mlxcel_nb.client.asked import Asked
 from mlxcel_nb.client.exits import Exits
 from mlxcel_nb.client.model import Model
-from mlxcel_nb.client.report import BatchProgress, ClusterStatus, Completion, LoadProgress, LoadReport
+from mlxcel_nb.client.report import ClusterStatus, Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, closed_error
-from mlxcel_nb.client.stream import Stream
-from mlxcel_nb.client.twins import AsyncTwins
+from mlxcel_nb.client.transfers import check_transfer
 from mlxcel_nb.cluster.collectives import OWN, check_collectives
 from mlxcel_nb.cluster.names import check_given_name
+from mlxcel_nb.cluster.roles import AUTO, PREFILL_FROM
 from mlxcel_nb.cluster.secret import Secret, random_secret
 from mlxcel_nb.cluster.shape import parse_links
 from mlxcel_nb.errors import ClusterError
 from mlxcel_nb.launch.environment import threads_for
 from mlxcel_nb.launch.local import EngineInfo, LocalCluster
-from mlxcel_nb.models.params import SamplingParams
+from mlxcel_nb.scheduling.replicas import PREFIX_AWARE, check_policy
 from mlxcel_nb.util import times
 from mlxcel_nb.util.versions import local_versions
-
-if TYPE_CHECKING:
-    from mlxcel_nb.client.forcing import Forced
-    from mlxcel_nb.client.saved_kv import KvReport
 
 START_S = 60.0
 
 
-class Cluster(AsyncTwins):
+class Cluster(Asked):
     """Engines on this machine, attached through ipyparallel, with an encrypted data plane between them.
 
     Args:
@@ -69,7 +65,7 @@ class Cluster(AsyncTwins):
         step_s: float = times.STEP_S,
         link: str | Sequence[str] = (),
     ) -> None:
-        loading.check_count(n)
+        plans.check_count(n)
         self.n = n
         self.link = (link,) if isinstance(link, str) else tuple(link)
         self._links = parse_links(self.link, [f"engine-{number}" for number in range(n)])
@@ -196,6 +192,13 @@ class Cluster(AsyncTwins):
         ep: int = 1,
         layers: str | None = None,
         dp: int = 1,
+        prefill: int = 0,
+        decode: int = 0,
+        prefill_layout: str | None = None,
+        decode_layout: str | None = None,
+        kv_transfer: str = AUTO,
+        prefill_from: int = PREFILL_FROM,
+        route: str = PREFIX_AWARE,
         dtype: str = "auto",
         allow_code: bool = False,
         collectives: str = OWN,
@@ -213,6 +216,14 @@ class Cluster(AsyncTwins):
             layers: manual stages, e.g. "0-3,4-29".
             dp: data parallel replicas: whole copies, each split so, on engines of its own. A request goes to the one
                 that has least to do, or that has read the beginning of its prompt and is not much busier.
+            prefill, decode: in place of replicas, groups of engines that read prompts, and groups that go on with what
+                those have read: so reading takes no time from whoever is being answered.
+            prefill_layout, decode_layout: how each of them is split, as "tp2" or by layers, as "0-9,10-29"; as `tp` and
+                `pp` say where not given.
+            kv_transfer: how keys and values travel from the ones to the others: "plain", "lz4", or rounded as "int8" or
+                "int4"; "auto" measures and takes what is fastest of the first two.
+            route: how one of several copies is chosen: "prefix-aware", "least-loaded", "memory-aware", "round-robin".
+            prefill_from: prompts with fewer tokens to read are read where they are answered.
             dtype: "auto" computes in float32 on a CPU and as stored elsewhere; "native" as stored; or "float32",
                 "float16", "bfloat16".
             allow_code: let a folder that is Python code of its own run it on the engines; else it is refused.
@@ -230,16 +241,21 @@ class Cluster(AsyncTwins):
             if self._loaded is not None:
                 raise losses.held(self._loaded.report, self.lost, self.n)
             check_collectives(collectives)
-            plan = loading.prepare(
-                model, tp=tp, pp=pp, ep=ep, layers=layers, dp=dp, micro_batches=micro_batches, allow_code=allow_code
-            )
+            plan = plans.prepare(
+                model, tp=tp, pp=pp, ep=ep, layers=layers, dp=dp, prefill=prefill, decode=decode,
+                prefill_layout=prefill_layout, decode_layout=decode_layout, micro_batches=micro_batches,
+                allow_code=allow_code,
+            )  # fmt: skip
+            check_transfer(kv_transfer, prefill_from)
+            check_policy(route)
             self._loaded = loaded.load(
                 router, plan, self.nodes,
                 explain=partial(losses.explain, router=router, engines=self.nodes, exits=self._exits),
                 lost=partial(losses.lost, router, self.nodes, self._exits),
                 on_progress=on_progress,
                 step_s=self.step_s, dtype=dtype, allow_code=allow_code, collectives=collectives,
-                vocab_parallel=vocab_parallel,
+                vocab_parallel=vocab_parallel, transfer=kv_transfer, least=prefill_from,
+                policy=route,
             )  # fmt: skip
             return self._loaded.report
 
@@ -275,127 +291,6 @@ class Cluster(AsyncTwins):
         if self._loaded is None:
             raise ClusterError("no model is loaded", advice="Load one first.")
         return self._loaded
-
-    # -- generation -------------------------------------------------------------------------------
-
-    def stream(
-        self,
-        prompt: str | Sequence[int] | None = None,
-        params: SamplingParams | None = None,
-        *,
-        messages: list[dict[str, Any]] | None = None,
-        rank: int | None = None,
-        caller: str | None = None,
-    ) -> Stream:
-        """Start a request; iterate over what is returned.
-
-        Args:
-            prompt: text, or token ids.
-            messages: a conversation instead, rendered with the model's chat template.
-            rank: of expert-parallel ranks the one that is to hold it; they take turns when None.
-            caller: for whom, where this program asks for several: who asks much does not keep the others waiting.
-
-        Raises:
-            RequestError: an argument that is none. MlxcelError: the leader is lost.
-        """
-        model = self._held()
-        return model.stream(
-            prompt, SamplingParams() if params is None else params, messages=messages, rank=rank, caller=caller
-        )
-
-    def generate(
-        self,
-        prompt: str | Sequence[int] | None = None,
-        params: SamplingParams | None = None,
-        *,
-        messages: list[dict[str, Any]] | None = None,
-        rank: int | None = None,
-    ) -> Completion:
-        """`stream` and wait for the end. An interrupt cancels the request on every rank."""
-        return asking.finish(self.stream(prompt, params, messages=messages, rank=rank))
-
-    def generate_all(
-        self,
-        prompts: Sequence[str | Sequence[int]] | None = None,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        conversations: Sequence[list[dict[str, Any]]] | None = None,
-        n: int = 1,
-        on_progress: Callable[[BatchProgress], None] | None = None,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> list[Completion]:
-        """Many requests, answered together, in the order of the prompts.
-
-        While the engines are busy with what others ask, the requests wait for their turn. An interrupt cancels all.
-
-        Args:
-            prompts: each text, or token ids.
-            params: for all, or one for each prompt.
-            conversations: messages in place of prompts.
-            n: answers to each prompt, which come side by side; a seed counts for the first, and the others' follow.
-            on_progress: called on this thread with what has been made so far.
-            stopped: asked ten times a second; once it is true all are cancelled.
-
-        Raises:
-            MlxcelError: the first request that failed, with the number of its prompt; the others are cancelled.
-            Cancelled: `stopped`.
-        """
-        wanted = batch.asks(prompts, params, conversations=conversations, n=n)
-        model = self._held()
-        return batch.run(
-            wanted,
-            lambda ask: model.stream(ask.prompt, ask.params, messages=ask.messages),
-            most=batch.MOST * len(model.replicas),
-            n=n,
-            on_progress=on_progress,
-            stopped=stopped,
-        )
-
-    def save_kv(
-        self,
-        name: str,
-        prompt: str | Sequence[int] | None = None,
-        *,
-        messages: list[dict[str, Any]] | None = None,
-        conversation: Sequence[Mapping[str, str]] = (),
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> KvReport:
-        """Save keys and values of the last request, prompt and answer, or of a prompt, which is read first.
-
-        Args:
-            name: of the file; one that is there is replaced.
-            prompt: text, or token ids.
-            messages: a conversation instead, rendered with the model's chat template.
-            conversation: turns to save along, for whoever goes on with it.
-            on_progress: told tokens, done and in all.
-
-        Raises:
-            RequestError: a model whose keys and values cannot be taken apart, or nothing that is kept. ModelError: no
-                room on the disk.
-        """
-        return self._held().save_kv(name, prompt, messages=messages, conversation=conversation, on_progress=on_progress)
-
-    def load_kv(self, name: str, *, on_progress: Callable[[int, int], None] | None = None) -> KvReport:
-        """Have the engines keep what `save_kv` has saved of the same model, in whatever layout it was and is.
-
-        A request that begins alike does not read that again. What there is no room for is left out; the report says
-        how many tokens are kept.
-
-        Raises:
-            ConfigError: it was saved of another model, or in another type. ModelError: no such file, or not whole.
-        """
-        return self._held().load_kv(name, on_progress=on_progress)
-
-    def aside(self) -> contextlib.AbstractContextManager[None]:
-        """Meanwhile no answer counts as the last one that `status` tells of: they are not the user's."""
-        return self._held().aside()
-
-    def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Forced:
-        """Feed `tokens` after `prompt`, whatever the model would choose, and bring logits and layers from the engines.
-
-        For `verify`, which compares layouts.
-        """
-        return self._held().forced(prompt, tokens)
 
     # -- status -----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from mlxcel_nb.client import arguments, bar
 from mlxcel_nb.client.cluster import Cluster
-from mlxcel_nb.client.loading import prepare
+from mlxcel_nb.client.plans import prepare
 from mlxcel_nb.client.report import Completion
 from mlxcel_nb.cluster.collectives import OWN, check_collectives
 from mlxcel_nb.models.params import SamplingParams
@@ -25,6 +25,7 @@ class LLM:
         tensor_parallel_size, pipeline_parallel_size: ranks and stages; one engine for each pair.
         expert_parallel_size: ranks with some experts each and the rest whole; in place of the other two.
         data_parallel_size: replicas, each on so many engines; requests are shared out among them.
+        prefill, decode, prefill_layout, decode_layout: as for `Cluster.load`.
         allow_code: let a model folder's own Python code run on the engines.
         collectives: as for `Cluster.load`; all but "own" are unencrypted.
         vocab_parallel, micro_batches: as for `Cluster.load`.
@@ -44,6 +45,10 @@ class LLM:
         pipeline_parallel_size: int = 1,
         expert_parallel_size: int = 1,
         data_parallel_size: int = 1,
+        prefill: int = 0,
+        decode: int = 0,
+        prefill_layout: str | None = None,
+        decode_layout: str | None = None,
         dtype: str = "auto",
         allow_code: bool = False,
         collectives: str = OWN,
@@ -53,31 +58,18 @@ class LLM:
         **options: Any,
     ) -> None:
         self._owned = cluster is None
-        if self._owned:  # what can be refused without engines is refused before they start
+        split: dict[str, Any] = {
+            "tp": tensor_parallel_size, "pp": pipeline_parallel_size, "ep": expert_parallel_size,
+            "dp": data_parallel_size, "prefill": prefill, "decode": decode, "prefill_layout": prefill_layout,
+            "decode_layout": decode_layout, "micro_batches": micro_batches, "allow_code": allow_code,
+        }  # fmt: skip
+        if cluster is None:  # what can be refused without engines is refused before they start
             check_collectives(collectives)
-            prepare(
-                model,
-                tp=tensor_parallel_size,
-                pp=pipeline_parallel_size,
-                ep=expert_parallel_size,
-                dp=data_parallel_size,
-                micro_batches=micro_batches,
-                allow_code=allow_code,
-            )
-        size = tensor_parallel_size * pipeline_parallel_size * expert_parallel_size * data_parallel_size
-        self.cluster = cluster or Cluster(size, **options).start()
+            cluster = Cluster(prepare(model, **split).engines, **options).start()
+        self.cluster = cluster
         try:
             self.report = self.cluster.load(
-                model,
-                tp=tensor_parallel_size,
-                pp=pipeline_parallel_size,
-                ep=expert_parallel_size,
-                dp=data_parallel_size,
-                dtype=dtype,
-                allow_code=allow_code,
-                collectives=collectives,
-                vocab_parallel=vocab_parallel,
-                micro_batches=micro_batches,
+                model, **split, dtype=dtype, collectives=collectives, vocab_parallel=vocab_parallel
             )
         except BaseException:
             if self._owned:

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from mlxcel_nb import errors
+from mlxcel_nb.client.plans import Group, Plan
 from mlxcel_nb.client.report import LoadProgress, LoadReport, PartReport
 from mlxcel_nb.client.router import Router, new_id
 from mlxcel_nb.client.sameness import check_same, progress_of
 from mlxcel_nb.cluster.address import parse_address
 from mlxcel_nb.cluster.collectives import OWN, warning
-from mlxcel_nb.cluster.layout import Layout, check_replicas, make_layout, replicated
+from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.cluster.paths import ASKED_FOR_THUNDERBOLT, Agreement, agree
 from mlxcel_nb.cluster.places import Place
+from mlxcel_nb.cluster.roles import PREFILL
 from mlxcel_nb.errors import ConfigError, MlxcelError, PeerLost, StepTimeout
 from mlxcel_nb.launch.local import EngineInfo
-from mlxcel_nb.models.folder import check_tokenizer, read_json
-from mlxcel_nb.models.info import model_info
-from mlxcel_nb.models.store import resolve
 from mlxcel_nb.plan.capacity import LONGEST, Room, shared
-from mlxcel_nb.plan.experts import check_ep
-from mlxcel_nb.plan.shards import check_tp
 from mlxcel_nb.runtime.protocol import LoadOrder, Member, OpenOrder, field
-from mlxcel_nb.scheduling.pipeline import MOST, check_micro_batches, micro_batches
-from mlxcel_nb.util.cores import usable_cores
+from mlxcel_nb.scheduling.pipeline import MOST, micro_batches
 
 STALL_S = 60.0
 """Loading fails when no node reports progress for this long."""
@@ -39,83 +35,11 @@ POLL_S = 0.2
 PLACES_S = 15.0
 """For all nodes to say where they can be reached; each may have to ask its system first."""
 
-MIN_MOST_ENGINES = 16
-"""So many engines are allowed on any machine; beyond, four a core."""
-
 REQUEST_TOKENS = 4096
 """Of the requests that are counted when a model has loaded, unless it was made for shorter ones."""
 
 Loaded = dict[str, dict[str, Any]]
 """What each node said it loaded."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A model found on this host, and how it will be split."""
-
-    model: str
-    path: Path
-    layout: Layout
-    context: int = 0
-    """Most positions the model was made for, 0 where it does not say."""
-
-    micro_batches: int = 0
-    """As asked for; 0 chooses."""
-
-    dp: int = 1
-    """Replicas: whole copies, each split as `layout` says."""
-
-    @property
-    def engines(self) -> int:
-        return self.dp * self.layout.size
-
-    @property
-    def name(self) -> str:
-        """Of the layout, replicas and all: dp2xtp2."""
-        return replicated(self.layout.name, self.dp)
-
-
-def prepare(
-    model: str,
-    *,
-    tp: int = 1,
-    pp: int = 1,
-    ep: int = 1,
-    layers: str | None = None,
-    dp: int = 1,
-    micro_batches: int = 0,
-    allow_code: bool = False,
-    progress: Any = None,
-) -> Plan:
-    """Everything that can be refused without an engine: the model's files, the layout, the split.
-
-    Args:
-        progress: of a fetch, as `models.store.resolve` takes it.
-
-    Raises:
-        ConfigError: a split that cannot work. ModelError: a model that is not there or not whole.
-    """
-    path = resolve(model, allow_code=allow_code, progress=progress)
-    facts = model_info(path)
-    check_replicas(dp)
-    layout = make_layout(facts.layers, tp=tp, pp=pp, ep=ep, layers=layers)
-    check_micro_batches(micro_batches, layout.pp)
-    config = read_json(path / "config.json")
-    check_tp(config, layout.tp)
-    check_ep(config, layout.ep)
-    check_tokenizer(path)
-    return Plan(model=model, path=path, layout=layout, context=facts.context, micro_batches=micro_batches, dp=dp)
-
-
-def check_count(n: int) -> None:
-    """Refuse a number of engines that is none, or so large that it must be a slip.
-
-    Raises:
-        ConfigError: naming the most this machine is given.
-    """
-    most = max(MIN_MOST_ENGINES, 4 * usable_cores())
-    if not 1 <= n <= most:
-        raise ConfigError(f"{n} engines", advice=f"Ask for 1 to {most} on this machine.")
 
 
 def orders(router: Router, plan: Plan, engines: Sequence[EngineInfo], **choices: Any) -> tuple[LoadOrder, ...]:
@@ -139,25 +63,31 @@ def orders(router: Router, plan: Plan, engines: Sequence[EngineInfo], **choices:
             f"{plan.name} needs {plan.engines} engines, but {dead} is dead",
             advice="Stop the cluster and start it again, or split the model less.",
         )
-    each = plan.layout.size
-    return tuple(_order(router, plan, alive[each * number : each * (number + 1)], choices) for number in range(plan.dp))
+    made, left = [], iter(alive)
+    for group in plan.groups:
+        theirs = list(itertools.islice(left, group.layout.size))
+        made.append(_order(router, plan, group, theirs, choices))
+    return tuple(made)
 
 
-def _order(router: Router, plan: Plan, engines: Sequence[EngineInfo], choices: Mapping[str, Any]) -> LoadOrder:
+def _order(
+    router: Router, plan: Plan, group: Group, engines: Sequence[EngineInfo], choices: Mapping[str, Any]
+) -> LoadOrder:
     members = tuple(Member(node_id=engine.node_id, address=str(engine.address)) for engine in engines)
     return LoadOrder(
         id=new_id(),
         instance=new_id(),
         model=str(plan.path),
-        layout=plan.layout,
+        layout=group.layout,
         members=members,
-        paths=agree_paths(router, members, plan.layout),
+        role=group.role,
+        paths=agree_paths(router, members, group.layout.edges()),
         micro_batches=plan.micro_batches,
         **choices,
     )
 
 
-def agree_paths(router: Router, members: Sequence[Member], layout: Layout) -> Agreement:
+def agree_paths(router: Router, members: Sequence[Member], edges: Sequence[tuple[int, int]]) -> Agreement:
     """The ways between members that talk to each other, from what each says of its host: agreed here, told to all.
 
     Engines of this machine are on loopback and need not be asked; a node that does not say is taken at its published
@@ -183,7 +113,7 @@ def agree_paths(router: Router, members: Sequence[Member], layout: Layout) -> Ag
     finally:
         for request_id in asked:
             router.close_inbox(request_id)
-    return agree([places[member.node_id] for member in members], layout.edges())
+    return agree([places[member.node_id] for member in members], edges)
 
 
 def _published(member: Member) -> Place:
@@ -205,16 +135,19 @@ def load_parts(
     orders: Sequence[LoadOrder],
     on_progress: Callable[[LoadProgress], None] | None,
     explain: Callable[[MlxcelError], MlxcelError],
-) -> Loaded:
+) -> tuple[Loaded, str]:
     """Compare all members' files, send each its order, wait until all have loaded, and have the leaders begin.
 
     Args:
         orders: of the replicas of one model.
 
+    Returns:
+        What each node said, and the hex SHA-256 of the model, "" of one that a single node has.
+
     Raises:
         MlxcelError: the first thing that went wrong, with what that node was doing.
     """
-    check_same(router, orders, on_progress, explain, stall_s=STALL_S)
+    digest = check_same(router, orders, on_progress, explain, stall_s=STALL_S)
     inbox: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
     doing = dict.fromkeys((member.node_id for order in orders for member in order.members), "starting to load")
     loaded: Loaded = {}
@@ -251,7 +184,7 @@ def load_parts(
             router.close_inbox(order.id)
     for order, rooms in zip(orders, _rooms(orders, loaded), strict=True):
         _open_leader(router, order, rooms, explain)
-    return loaded
+    return loaded, digest
 
 
 def _checked(loaded: dict[str, Any]) -> dict[str, Any]:
@@ -308,27 +241,34 @@ def _host(member: Member) -> str:
 def reports(plan: Plan, orders: Sequence[LoadOrder], loaded: Loaded, load_s: float) -> list[LoadReport]:
     """What there is to say of each replica of a finished load."""
     return [
-        _report(plan, order, loaded, rooms, load_s, None if plan.dp == 1 else number)
-        for number, (order, rooms) in enumerate(zip(orders, _rooms(orders, loaded), strict=True))
+        _report(plan, order, loaded, rooms, load_s, None if len(orders) == 1 else number)
+        for number, order, rooms in zip(_numbers(orders), orders, _rooms(orders, loaded), strict=True)
     ]
 
 
+def _numbers(orders: Sequence[LoadOrder]) -> list[int]:
+    """Copies are counted by what they are for."""
+    return [sum(each.role == order.role for each in orders[:index]) for index, order in enumerate(orders)]
+
+
 def joined(plan: Plan, replicas: Sequence[LoadReport]) -> LoadReport:
-    """What the user sees: all replicas as one model."""
+    """What the user sees: all replicas as one model; there is room where answers are made."""
 
     def least(counts: Sequence[int | None]) -> int | None:
         known = [count for count in counts if count is not None]
         return min(known) if len(known) == len(counts) else None
 
-    together = [each.requests for each in replicas]
+    answering = [each for each in replicas if each.role != PREFILL]
+    together = [each.requests for each in answering]
     return replace(
-        replicas[0],
+        answering[0],
         layout=plan.name,
         parts=tuple(part for each in replicas for part in each.parts),
-        replicas=plan.dp,
+        replicas=plan.replicas,
+        readers=len(replicas) - plan.replicas,
         warnings=tuple(dict.fromkeys(warning for each in replicas for warning in each.warnings)),
-        kv_tokens=least([each.kv_tokens for each in replicas]),
-        memory_tokens=least([each.memory_tokens for each in replicas]),
+        kv_tokens=least([each.kv_tokens for each in answering]),
+        memory_tokens=least([each.memory_tokens for each in answering]),
         requests=None if None in together else min(sum(filter(None, together)), LONGEST),
     )
 
@@ -336,7 +276,7 @@ def joined(plan: Plan, replicas: Sequence[LoadReport]) -> LoadReport:
 def _report(
     plan: Plan, order: LoadOrder, loaded: Loaded, rooms: Sequence[Room | None], load_s: float, replica: int | None
 ) -> LoadReport:
-    layout = plan.layout
+    layout = order.layout
     mine = [loaded[member.node_id] for member in order.members]
     known = [room for room in rooms if room]
     asked = min(plan.context or REQUEST_TOKENS, REQUEST_TOKENS)
@@ -353,6 +293,7 @@ def _report(
             memory_tokens=room.tokens() if room else None,
             requests=room.sequences(asked) if room else None,
             replica=replica,
+            role=order.role,
         )
         for index, (member, room) in enumerate(zip(order.members, rooms, strict=True))
     )
@@ -381,6 +322,7 @@ def _report(
         requests=_at_once(layout, [room.sequences(asked) for room in known]) if len(known) == len(rooms) else None,
         stages=layout.pp,
         micro_batches=groups,
+        role=order.role,
     )
 
 

@@ -12,18 +12,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlxcel_nb.client import asking, loading
+from mlxcel_nb.client import asking, joining, loading, transfers
 from mlxcel_nb.client.arguments import check_messages, check_params, check_prompt
 from mlxcel_nb.client.backends import check_backends
-from mlxcel_nb.client.loading import Plan
+from mlxcel_nb.client.plans import Plan
 from mlxcel_nb.client.replicas import Lost, Replica, Replicas
 from mlxcel_nb.client.report import Completion, LoadProgress, LoadReport
 from mlxcel_nb.client.router import Router, new_id
 from mlxcel_nb.client.stream import Line, Stream
+from mlxcel_nb.cluster.roles import AUTO, PREFILL, PREFILL_FROM
 from mlxcel_nb.errors import EngineLost, MlxcelError, PeerLost, RequestError
 from mlxcel_nb.launch.local import EngineInfo
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder
+from mlxcel_nb.scheduling.replicas import PREFIX_AWARE
 from mlxcel_nb.util import times
 
 if TYPE_CHECKING:
@@ -44,35 +46,58 @@ class Model:
         orders: of its replicas.
         explain: makes an error say more, e.g. which signal ended a process, as `losses.explain` does.
         lost: engines that are lost, and why.
+        policy: how a copy is chosen for a request.
 
     Attributes:
+        replicas: copies that answer; `readers` are those that read prompts for them, if there are some.
         last: the answer that ended last, of those that are the user's.
         report: of all replicas together.
     """
 
-    def __init__(self, router: Router, orders: Sequence[LoadOrder], explain: Explain, lost: Lost) -> None:
+    def __init__(
+        self, router: Router, orders: Sequence[LoadOrder], explain: Explain, lost: Lost, policy: str = PREFIX_AWARE
+    ) -> None:
         self._router = router
         self._orders = orders
         self._explain = explain
         self._aside = False
         self._latest: tuple[Replica, str] | None = None
-        self.replicas = Replicas(router, orders, lost)
+        self.replicas = Replicas(router, [order for order in orders if order.role != PREFILL], lost, policy)
+        self.readers = Replicas(router, [order for order in orders if order.role == PREFILL], lost, policy)
         self.last: Completion | None = None
         self.report: LoadReport
 
     def ready(self, plan: Plan, reports: Sequence[LoadReport]) -> None:
         """Every replica is loaded, and has made a token."""
-        for replica, report in zip(self.replicas.all, reports, strict=True):
-            replica.report = report
+        told = dict(zip((order.instance for order in self._orders), reports, strict=True))
+        for replica in (*self.replicas.all, *self.readers.all):
+            replica.report = told[replica.order.instance]
         self.report = loading.joined(plan, reports)
         self._explain = partial(self._explain, loaded=True)
 
     def warm_up(self) -> None:
         """One real token of every replica, all at once."""
         with self.aside():
-            streams = [self._asked(each, _order_of([0], WARM_UP)) for each in self.replicas.all]
+            everybody = (*self.readers.all, *self.replicas.all)
+            streams = [self._asked(each, _order_of([0], WARM_UP)) for each in everybody]
             for stream in streams:
                 stream.result()
+
+    def join(self, digest: str, loaded: loading.Loaded, *, transfer: str, least: int) -> str:
+        """Have those that read prompts work for those that answer, and make a token of each pair; how, in words."""
+        if not len(self.readers):
+            return ""
+        dtype = loaded[self.readers.all[0].leader]["dtype"]
+        encoding, why = transfers.settle(self._router, self._orders, transfer, dtype)
+        joining.join(self._router, self._orders, self._explain, digest=digest, encoding=encoding, least=least)
+        with self.aside():
+            for reader in self.readers.all:
+                order = _order_of([0] * max(1, least), WARM_UP)
+                asked = dataclasses.replace(order, readers=[reader.order.instance])
+                streams = [self._asked(each, dataclasses.replace(asked, id=new_id())) for each in self.replicas.all]
+                for stream in streams:
+                    stream.result()
+        return f"{encoding}: {why}"
 
     def stream(
         self,
@@ -177,12 +202,27 @@ class Model:
     def _place(self, order: GenerateOrder) -> Line:
         """Send a request to the replica that has least to do; it counts there until it is over."""
         while True:
-            replica = self.replicas.take(order)
+            replica, reader = self.replicas.take(order), self._reader(order)
+            asked = order if reader is None else dataclasses.replace(order, readers=self.readers.instances(reader))
+
+            def over(replica: Replica = replica, reader: Replica | None = reader) -> None:
+                self.replicas.give_back(replica, order)
+                if reader is not None:
+                    self.readers.give_back(reader, order)
+
             try:
-                return self._ask(replica, order, partial(self.replicas.give_back, replica, order))
+                return self._ask(replica, asked, over)
             except (PeerLost, EngineLost):
                 if len(self.replicas) == 1:
                     raise  # else it counts as failed, and another is chosen
+
+    def _reader(self, order: GenerateOrder) -> Replica | None:
+        """Who is to read the prompt for whoever answers; None where none is left."""
+        if not len(self.readers) or order.forced is not None:
+            return None
+        with contextlib.suppress(EngineLost):
+            return self.readers.take(order)
+        return None
 
     def _ask(self, replica: Replica, order: GenerateOrder, over: Callable[[], None] = lambda: None) -> Line:
         def explain(error: MlxcelError) -> MlxcelError:
@@ -246,28 +286,36 @@ def load(
     explain: Explain,
     lost: Lost,
     on_progress: Callable[[LoadProgress], None] | None,
+    transfer: str = AUTO,
+    least: int = PREFILL_FROM,
+    policy: str = PREFIX_AWARE,
     **choices: Any,
 ) -> Model:
     """Split the model over the first of `engines` that live, and make one token with each replica.
 
     Args:
         explain, lost: as `Model` takes them.
+        transfer: how keys and values travel from groups that read prompts; "auto" measures.
+        least: shorter prompts are read where they are answered.
+        policy: how a copy is chosen for a request.
         choices: the other fields of the orders.
 
     Raises:
         ConfigError: a split that cannot work on these engines. MlxcelError: a node; all are free again then.
     """
     orders = loading.orders(router, plan, engines, **choices)
-    model = Model(router, orders, explain, lost)
+    model = Model(router, orders, explain, lost, policy)
     started = time.monotonic()
     try:
         for order in orders:
             check_backends(router, order, explain)
-        loaded = loading.load_parts(router, orders, on_progress, explain)
+        loaded, digest = loading.load_parts(router, orders, on_progress, explain)
         model.warm_up()
+        words = model.join(digest, loaded, transfer=transfer, least=least)
     except BaseException:
         with contextlib.suppress(MlxcelError):
             model.drop()
         raise
     model.ready(plan, loading.reports(plan, orders, loaded, time.monotonic() - started))
+    model.report = dataclasses.replace(model.report, transfer=words)
     return model

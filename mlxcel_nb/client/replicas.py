@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mlxcel_nb.client.engine_report import figure_of
 from mlxcel_nb.client.losses import none_left
 from mlxcel_nb.client.report import LoadReport, ReplicaReport
 from mlxcel_nb.client.router import Router, new_id
+from mlxcel_nb.cluster.roles import PREFILL
 from mlxcel_nb.errors import MlxcelError, printable
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder
-from mlxcel_nb.scheduling.replicas import CHARACTERS, Prefixes, Standing, choose, keys_of
+from mlxcel_nb.scheduling.replicas import CHARACTERS, PREFIX_AWARE, Prefixes, Standing, choose, keys_of
 from mlxcel_nb.scheduling.step_plan import BLOCK
 
 FRESH_S = 1.0
@@ -44,6 +46,7 @@ class Replica:
         ailing: the same as its nodes told last, which may pass.
         requests, tokens: under way, of this client; to be read and to be made, about.
         others: requests of other clients, as its leader told last.
+        memory: the share of its room for keys and values that is in use, as its leader told last.
         turn: when it was chosen last, counted in choices.
     """
 
@@ -53,6 +56,7 @@ class Replica:
         self.report: LoadReport
         self.failure = self.ailing = ""
         self.requests = self.tokens = self.others = self.turn = 0
+        self.memory = 0.0
 
     @property
     def leader(self) -> str:
@@ -68,9 +72,11 @@ class Replicas:
 
     Args:
         lost: never takes back what it has said: an engine that is lost stays so.
+        policy: how one is chosen, of `scheduling.replicas.POLICIES`.
     """
 
-    def __init__(self, router: Router, orders: Sequence[LoadOrder], lost: Lost) -> None:
+    def __init__(self, router: Router, orders: Sequence[LoadOrder], lost: Lost, policy: str = PREFIX_AWARE) -> None:
+        self._policy = policy
         self.all = tuple(Replica(number, order) for number, order in enumerate(orders))
         self._router = router
         self._lost = lost
@@ -97,12 +103,16 @@ class Replicas:
             self._refresh()
             keys = keys_of(_prompt(order))
             usable = self._usable()
+        elif self.all[0].order.role == PREFILL:
+            usable = self._usable()
         with self._counting:
             standings = {
-                each.number: Standing(requests=each.requests + each.others, tokens=each.tokens, turn=each.turn)
+                each.number: Standing(
+                    requests=each.requests + each.others, tokens=each.tokens, turn=each.turn, memory=each.memory
+                )
                 for each in usable
             }
-            replica = self.all[choose(standings, self._prefixes.matched(keys), len(keys))]
+            replica = self.all[choose(standings, self._prefixes.matched(keys), len(keys), self._policy)]
             self._prefixes.note(keys, replica.number)
             self._turns += 1
             replica.turn = self._turns
@@ -115,6 +125,12 @@ class Replicas:
         with self._counting:
             replica.requests -= 1
             replica.tokens -= _tokens(order)
+
+    def instances(self, first: Replica) -> list[str]:
+        """What all that work are called, `first` first."""
+        problems = self.problems()
+        others = [each for each in self.all if each is not first and not problems[each.number]]
+        return [each.order.instance for each in (first, *others)]
 
     def one(self) -> Replica:
         """Any that works.
@@ -197,7 +213,16 @@ class Replicas:
         with self._counting:
             if type(requests) is int and requests >= 0:
                 replica.others = max(0, requests - replica.requests)
+            replica.memory = _memory(told)
             replica.ailing = f"{replica.leader}: {printable(error)}" if isinstance(error, str) and error else ""
+
+
+def _memory(status: dict[str, Any]) -> float:
+    """The share of its room that a leader says is in use; 0 where it does not say."""
+    work = status.get("work")
+    engine = work.get("engine") if isinstance(work, dict) else None
+    used, available = figure_of(engine, "kv_used_bytes"), figure_of(engine, "kv_available_bytes")
+    return used / available if available > 0 else 0.0
 
 
 def _prompt(order: GenerateOrder) -> str | Sequence[int] | Sequence[Mapping[str, Any]]:

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from mlxcel_nb.client.engine_report import EngineReport, engines_of
+from mlxcel_nb.cluster.roles import HYBRID
 from mlxcel_nb.scheduling.pipeline import bubble
-from mlxcel_nb.util.units import figure
+from mlxcel_nb.util.units import bytes_text, figure
 
 SHOWN = 60
 """Characters of an answer in its `repr`, which is one line."""
@@ -46,6 +47,28 @@ class Timings:
     total_s: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Handover:
+    """How a prompt was read by another group, and its keys and values came from there.
+
+    Args:
+        prefill_s: from asking for it to the first token.
+        transfer_s: what was still on its way then; the rest of it was hidden behind the reading.
+        transfer_bytes, transfer_sent_bytes: of keys and values, and of the messages that carried them.
+        transfer_hidden: the share of what was sent that went while the prompt was read.
+        transfer_error: the largest relative error of what was rounded, where something was.
+        transfer_encoding: how they travelled.
+    """
+
+    prefill_s: float | None = None
+    transfer_s: float | None = None
+    transfer_bytes: int | None = None
+    transfer_sent_bytes: int | None = None
+    transfer_hidden: float | None = None
+    transfer_error: float | None = None
+    transfer_encoding: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Completion:
     """One finished answer. As a string, and at the end of a cell, it is its text.
@@ -61,6 +84,7 @@ class Completion:
         replica: which copy of the model made it; None where there is but one.
         logprobs: of each of `token_ids`; empty unless the request asked for them.
         moves: how often another replica went on, because the one before was lost.
+        handover: how the prompt was read by another group; None where it was read where it was answered.
     """
 
     text: str
@@ -75,6 +99,7 @@ class Completion:
     logprobs: tuple[Likelihood, ...] = ()
     replica: int | None = None
     moves: int = 0
+    handover: Handover | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -97,6 +122,10 @@ class Completion:
             parts.append(f"{figure(timings.tokens_per_s)} tokens/s")
         if timings.ttft_s is not None:
             parts.append(f"first token {timings.ttft_s:.2f} s")
+        if (handover := self.handover) is not None and handover.prefill_s is not None:
+            came = f"{bytes_text(handover.transfer_sent_bytes)} " if handover.transfer_sent_bytes else ""
+            later = f"{came}{1000 * (handover.transfer_s or 0):.0f} ms later here"
+            parts.append(f"read elsewhere in {handover.prefill_s:.2f} s, {later}")
         whose = "" if self.replica is None else f"replica {self.replica}{' after a loss' if self.moves else ''}"
         return " · ".join([*parts, *filter(None, [self.layout, whose]), self.finish_reason])
 
@@ -116,6 +145,7 @@ class Completion:
             "layout": self.layout,
             "replica": self.replica,
             "moves": self.moves,
+            "handover": None if self.handover is None else asdict(self.handover),
         }
 
 
@@ -163,6 +193,7 @@ class PartReport:
         replica: of several, the one that it is a part of; layers, stage and rank are within it.
         kv_per_token: bytes that a token of a request takes.
         kv_tokens, memory_tokens, requests: as of a `LoadReport`, for this node alone.
+        role: "prefill" where it reads prompts for others, "decode" where it goes on with those, "hybrid" for both.
     """
 
     node_id: str
@@ -176,6 +207,7 @@ class PartReport:
     memory_tokens: int | None = None
     requests: int | None = None
     replica: int | None = None
+    role: str = HYBRID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +222,9 @@ class LoadReport:
         vocab_parallel: tensor ranks share the embedding and the head.
         replicas: whole copies, among which requests are shared out; `requests` counts what has room on all of them.
         stages, micro_batches: of the pipeline; so many groups of requests go through its stages in turn.
+        role: of the nodes that answer.
+        readers: copies that read prompts for them.
+        transfer: how keys and values travel from those, and why so.
     """
 
     model: str
@@ -208,6 +243,9 @@ class LoadReport:
     replicas: int = 1
     stages: int = 1
     micro_batches: int = 1
+    role: str = HYBRID
+    readers: int = 0
+    transfer: str = ""
 
     @property
     def bubble(self) -> float:

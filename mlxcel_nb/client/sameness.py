@@ -16,6 +16,7 @@ from mlxcel_nb.client.differences import Found, difference
 from mlxcel_nb.client.report import LoadProgress
 from mlxcel_nb.client.router import Router, new_id
 from mlxcel_nb.errors import MlxcelError, StepTimeout, WireError
+from mlxcel_nb.models.digest import whole_sha256
 from mlxcel_nb.runtime.protocol import LoadOrder, field
 
 POLL_S = 0.2
@@ -35,8 +36,11 @@ def check_same(
     explain: Callable[[MlxcelError], MlxcelError],
     *,
     stall_s: float,
-) -> None:
+) -> str:
     """Have every member of all `orders`, which are of one model, hash its files, all at once, and compare.
+
+    Returns:
+        Hex SHA-256 of the model; "" of one that a single node has, which compares with nobody.
 
     Args:
         stall_s: a member that says nothing for so long counts as one that does not answer.
@@ -47,11 +51,12 @@ def check_same(
     """
     members = [member.node_id for order in orders for member in order.members]
     if len(members) == 1:
-        return
+        return ""
     found = _ask(router, members, orders[0].model, on_progress, stall_s)
     explained = [replace(each, error=explain(each.error)) if each.error else each for each in found]
     if error := difference(explained):
         raise error
+    return whole_sha256(found[0].digests or {})
 
 
 def _ask(

@@ -313,6 +313,7 @@ class Stream:
             replica=self.replica,
             logprobs=self.logprobs,
             moves=self.moves,
+            handover=end.handover,
         )
         line.inbox.close()
         line.ended(self.completion)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from mlxcel_nb.client.cluster import Cluster
-from mlxcel_nb.client.loading import check_count, prepare
+from mlxcel_nb.client.plans import check_count, prepare
 from mlxcel_nb.client.report import LoadProgress, LoadReport
 from mlxcel_nb.cluster.layout import parse_name
 from mlxcel_nb.errors import ConfigError, EngineLost, MlxcelError, PeerLost

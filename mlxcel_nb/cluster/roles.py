@@ -44,6 +44,12 @@ MESH_ROLES = frozenset({PIPELINE_STAGE, TENSOR_PARALLEL_RANK, PIPELINE_TENSOR_PA
 GROUP_ROLES = frozenset({PREFILL, DECODE})
 """Roles whose nodes form groups, each of which holds a model."""
 
+AUTO = "auto"
+"""How keys and values travel from prefill to decode groups, where nobody says it: as is fastest, by measuring."""
+
+PREFILL_FROM = 64
+"""Tokens to be read from which on a prefill group reads them: below, asking takes longer than reading."""
+
 _NEAR = {"pp": "pipeline"}  # what the letters are nearest to is not what is meant
 
 

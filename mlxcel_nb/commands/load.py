@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mlxcel_nb.client.loading import Plan, prepare
+from mlxcel_nb.client.plans import Plan, prepare
 from mlxcel_nb.client.report import LoadProgress
 from mlxcel_nb.commands.console import Console, Progress
 from mlxcel_nb.commands.dispatch import Context
@@ -62,6 +62,10 @@ def plan_model(args: argparse.Namespace, console: Console) -> Plan:
             ep=args.ep,
             layers=args.layers,
             dp=args.dp,
+            prefill=args.prefill,
+            decode=args.decode,
+            prefill_layout=args.prefill_layout,
+            decode_layout=args.decode_layout,
             micro_batches=args.micro_batches,
             allow_code=args.allow_code,
             progress=fetch_meter(progress),
@@ -81,6 +85,13 @@ def load_model(held: Held, args: argparse.Namespace, console: Console, *, quiet:
             ep=args.ep,
             layers=args.layers,
             dp=args.dp,
+            prefill=args.prefill,
+            decode=args.decode,
+            prefill_layout=args.prefill_layout,
+            decode_layout=args.decode_layout,
+            kv_transfer=args.kv_transfer,
+            prefill_from=args.prefill_from,
+            route=args.route,
             dtype=args.dtype,
             allow_code=args.allow_code,
             collectives=args.collectives,

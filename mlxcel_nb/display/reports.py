@@ -15,6 +15,7 @@ from mlxcel_nb.client.report import (
 )
 from mlxcel_nb.cluster.collectives import OWN, marked
 from mlxcel_nb.cluster.paths import SAME_HOST
+from mlxcel_nb.cluster.roles import HYBRID
 from mlxcel_nb.display.view import RUN_MIME, Column, State, View, note, stack, table
 from mlxcel_nb.display.work import engines_view, node_rows
 from mlxcel_nb.plan.capacity import LONGEST
@@ -161,13 +162,15 @@ def _at_best(node: NodeReport) -> str | None:
 def load_view(report: LoadReport) -> View:
     """Who holds which layers of a freshly loaded model."""
     columns = [Column("node"), Column("stage", number=True), Column("rank", number=True), Column("layers")]
-    if report.replicas > 1:
+    if report.readers:
+        columns.insert(1, Column("group"))
+    elif report.replicas > 1:
         columns.insert(1, Column("replica", number=True))
     columns += [Column(name, number=True) for name in ("weights", *ROOM)]
     rows = [
         [
             part.node_id,
-            *([part.replica] if report.replicas > 1 else []),
+            *([f"{part.role} {part.replica}"] if report.readers else [part.replica] if report.replicas > 1 else []),
             part.stage,
             part.rank,
             layers_text(part.layers),
@@ -205,7 +208,7 @@ def _many(count: int | None) -> str | None:
 
 def room_lines(report: LoadReport) -> list[str]:
     """What there is room for, and how stages are kept at work, in a line each."""
-    return [*_room(report), *_pipeline(report)]
+    return [*_room(report), *_pipeline(report), *_reading(report)]
 
 
 def _room(report: LoadReport) -> list[str]:
@@ -231,6 +234,15 @@ def _pipeline(report: LoadReport) -> list[str]:
     groups = f"{report.micro_batches} micro-batch{'' if report.micro_batches == 1 else 'es'}"
     waits = f"a stage waits at least {report.bubble:.0%} of its time (GPipe's bubble, (S-1)/(S-1+M))"
     return [f"{groups} in {report.stages} stages: {waits}."]
+
+
+def _reading(report: LoadReport) -> list[str]:
+    """Who reads prompts for whom, and how what was read travels."""
+    if not report.readers:
+        return []
+    readers = "1 prefill group reads" if report.readers == 1 else f"{report.readers} prefill groups read"
+    answerers = "the decode group" if report.replicas == 1 else f"{report.replicas} decode groups"
+    return [f"{readers} prompts for {answerers}; keys and values travel {report.transfer}."]
 
 
 def _sums(report: LoadReport) -> str:
@@ -265,7 +277,8 @@ def cipher_text(suite: str) -> str:
 def _role(node: NodeReport, part: PartReport | None) -> str | None:
     if node.stage is None:
         return node.activity or None
-    replica = "" if part is None or part.replica is None else f"replica {part.replica}, "
+    kind = "replica" if part is None or part.role == HYBRID else part.role
+    replica = "" if part is None or part.replica is None else f"{kind} {part.replica}, "
     return f"{replica}stage {node.stage}" + (f", rank {node.rank}" if node.rank is not None else "")
 
 

@@ -10,56 +10,45 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import Busy, Cancelled, MlxcelError, PeerLost, RequestError, StepTimeout, WireError
-from mlxcel_nb.models.batching_blocks import reusable
 from mlxcel_nb.models.constraints import check as check_constraint
 from mlxcel_nb.models.ending import Ending
 from mlxcel_nb.models.info import model_info
 from mlxcel_nb.models.sampling import Sampled
 from mlxcel_nb.models.text import Detokenizer, StopStrings
-from mlxcel_nb.plan.capacity import Room
+from mlxcel_nb.runtime.active import Active, limits_of
 from mlxcel_nb.runtime.answers import Answer, Clock
+from mlxcel_nb.runtime.commands import Brought, Landed, Sent
 from mlxcel_nb.runtime.engine_facts import Ledger
 from mlxcel_nb.runtime.execution import Execution
+from mlxcel_nb.runtime.handoff.bringing import Bringing, facts
+from mlxcel_nb.runtime.handoff.handing import Handing
 from mlxcel_nb.runtime.instance import Instance
 from mlxcel_nb.runtime.kv_leader import Kept
 from mlxcel_nb.runtime.outcomes import Outcome, doing, heard
 from mlxcel_nb.runtime.protocol import GenerateOrder, OpenOrder
 from mlxcel_nb.runtime.recording import check_room
 from mlxcel_nb.runtime.spans import Kind
-from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.scheduler import Scheduler
-from mlxcel_nb.scheduling.sequence import Request, Sequence
+from mlxcel_nb.scheduling.sequence import Request
 from mlxcel_nb.scheduling.step_plan import StepPlan
 from mlxcel_nb.util.log import get_logger, trail
 
 if TYPE_CHECKING:
-    from mlxcel_nb.runtime.worker import Generate, Worker
+    from mlxcel_nb.runtime.commands import Generate
+    from mlxcel_nb.runtime.worker import Worker
 
 log = get_logger("runtime.engine")
 
+LOOK_S = 0.2
+"""Between two looks at what others are to bring, while there is nothing else to do."""
+
 LAST_WORD_S = 10.0
 """For a follower to take the end of an epoch; one that does not is given up: a stopped one is dead by then anyway."""
-
-
-PREFILL_CHUNK = 256
-"""Tokens a prefill step takes: large enough for the BLAS, small enough to hand to the next stage early."""
-
-
-@dataclass(eq=False)
-class Active:
-    """A request that has not ended."""
-
-    command: Generate
-    answer: Answer
-    ending: Ending
-    clock: Clock
-    prompt: list[int] = field(default_factory=list, repr=False)
-    sequence: Sequence | None = None
 
 
 @dataclass(frozen=True)
@@ -71,29 +60,13 @@ class Flight:
     began: float
 
 
-def limits_of(instance: Instance, members: tuple[Room | None, ...], context: int) -> Limits:
-    """What the scheduler has to know of the instance. A member that cannot say what room it has sets no bound."""
-    rooms = tuple(room or Room({}, 0) for room in members)
-    part, layout = instance.part, instance.layout
-    return Limits(
-        rooms=tuple((room,) for room in rooms) if layout.ep > 1 else (rooms,),
-        context=context,
-        stages=layout.pp,
-        micro_batches=instance.order.micro_batches if part.laps == 1 else 1,
-        in_flight=0 if part.laps == 1 else 1,
-        chunk=PREFILL_CHUNK,
-        reusable=reusable(part.make_cache()),
-        mixed=part.mixes,
-        padded=not part.one_by_one,
-    )
-
-
 class Engine:
     """Runs requests on a loaded instance, as many at once as there is room for.
 
     Attributes:
         ledger: what it has to do and has done; its facts are for any thread.
         kept: what of it may be saved, and what is being loaded.
+        bringing, handing: what other instances read for this one, and it for them.
     """
 
     def __init__(self, worker: Worker, instance: Instance, order: OpenOrder) -> None:
@@ -110,11 +83,23 @@ class Engine:
         self._spans = instance.fabric.spans
         self.ledger = Ledger(self._scheduler, self._spans)
         self.kept = Kept(self._scheduler, instance.part)
+        self.bringing = Bringing(self, worker, instance, self._scheduler)
+        self.handing = Handing(self, worker, instance)
+        self._resting = False
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to do without being asked."""
         return not self._scheduler.idle
+
+    @property
+    def patience_s(self) -> float:
+        """How long a command may be waited for before `advance` is called again; 0 while there are steps to run."""
+        return LOOK_S if self._resting and self.bringing else 0.0
+
+    def stir(self) -> None:
+        """Something is about to change."""
+        self._resting = False
 
     @property
     def execution(self) -> Execution | None:
@@ -139,38 +124,54 @@ class Engine:
             if self._worker.broken is not None:
                 raise self._worker.broken
             active.prompt = self._prompt_ids(order)
-            if (reason := self._replay(active)) is not None:
-                self._end(active, reason)
+            if order.hand is not None:
+                self.handing.add(active)
+            elif (reason := self._replay(active)) is not None:
+                self.end(active, reason)
                 return
             now, idle = time.monotonic(), not self.busy
             active.sequence = self._scheduler.add(self._request(active), now)
             self.ledger.taken(now, idle=idle)
             self._active[active.sequence.number] = active
             if active.answer.tokens >= active.sequence.limit:  # there was room for more where they were made
-                self._give_up(active, "length")
+                self.give_up(active, "length")
         except Cancelled:
-            self._end(active, "cancelled")
+            self.end(active, "cancelled")
         except Exception as caught:  # noqa: BLE001  # whatever it was, it is the end of this answer
             if isinstance(caught, Busy):
                 self.ledger.counts.refused += 1
             elif not isinstance(caught, MlxcelError):
                 log.info("request %s failed: %s", order.id, trail(caught))
-            self._end(active, "error", errors.wrap(caught, self._worker.node_id))
+            self.end(active, "error", errors.wrap(caught, self._worker.node_id))
 
     def cancel(self, request: str) -> None:
         """End a request where it is; its caches go with the next plan."""
         for active in list(self._active.values()):
             if active.command.order.id == request:
-                self._give_up(active, "cancelled")
+                self.give_up(active, "cancelled")
         self.ledger.publish()
 
     def fail(self, error: MlxcelError) -> None:
         """No request can go on: a member is gone."""
         for active in list(self._active.values()):
-            self._give_up(active, "cancelled" if active.command.cancelled else "error", error)
+            self.give_up(active, "cancelled" if active.command.cancelled else "error", error)
         self._scheduler.reset()
         self._forget_epoch(error)
         self.ledger.publish()
+
+    def take(self, command: Brought | Landed | Sent) -> None:
+        """What other instances, or members, have to say of sequences that go from one to another."""
+        if isinstance(command, Landed):
+            self.bringing.landed(command, self._epoch)
+        elif isinstance(command, Sent):
+            self.handing.sent(command)
+        else:
+            self.bringing.brought(command)
+        self.ledger.publish()
+
+    def active(self, sequence: int) -> Active | None:
+        """The request with this sequence, if it has not ended."""
+        return self._active.get(sequence)
 
     def _request(self, active: Active) -> Request:
         order = active.command.order
@@ -183,6 +184,8 @@ class Engine:
             recent=order.params.repetition_context if order.params.repetition_penalty != 1 else 0,
             exclusive=order.forced is not None,
             home=order.rank,
+            remote=order.hand is None and order.forced is None and self.bringing.wanted(active),
+            hand=order.hand,
         )
 
     def _replay(self, active: Active) -> str | None:
@@ -230,9 +233,12 @@ class Engine:
             return
         now = time.monotonic()
         for sequence in self._scheduler.expire(now):
-            self._end(self._active[sequence.number], "cancelled")
+            self.end(self._active[sequence.number], "cancelled")
+        self.bringing.look(now)
+        self.handing.look(now)
         plan = self._scheduler.next(now)
-        stuck = plan is None and not self._flights and self.busy
+        self._resting = plan is None and not self._flights
+        stuck = self._resting and self.busy and not self.bringing
         try:
             if plan is not None:
                 self._begin(plan)
@@ -268,6 +274,7 @@ class Engine:
             raise
         if fabric.followers:
             self._spans.add(Kind.SEND_PLAN, telling, time.monotonic(), self._epoch, plan.step)
+        self.bringing.begin(plan, self._epoch)
         outcome = self._execution.run(plan, worker.record(recording) if recording else None)
         if self._execution.recording is None:
             worker.finish_recording()
@@ -294,15 +301,12 @@ class Engine:
         self.ledger.done(plan, len(due & self._active.keys()), now, self._epoch)
         for row, each in outcome.items():
             if isinstance(each, MlxcelError) and row in self._active:
-                self._give_up(self._active[row], "error", each)
+                self.give_up(self._active[row], "error", each)
         drawn = {row: self._token(row, each) for row, each in outcome.items() if isinstance(each, Sampled)}
         self._scheduler.took(plan.step, {row: each.token for row, each in drawn.items()}, seconds)
         for row, each in drawn.items():
-            active = self._active.get(row)  # none, if it was cancelled meanwhile
-            if active is not None and (reason := self._say(active, each, now)) is not None:
-                assert active.sequence is not None
-                self._scheduler.finish(active.sequence)
-                self._end(active, reason)
+            if (active := self._active.get(row)) is not None:  # none, if it was cancelled meanwhile
+                self.say(active, each, now)
 
     def _token(self, row: int, sampled: Sampled) -> Sampled:
         """What was sampled, or what a request that is fed its tokens is fed in its place."""
@@ -310,7 +314,17 @@ class Engine:
         forced = active.command.order.forced if active is not None else None
         return sampled if forced is None or active is None else sampled._replace(token=forced[active.answer.tokens])
 
-    def _say(self, active: Active, sampled: Sampled, now: float) -> str | None:
+    def say(self, active: Active, sampled: Sampled, now: float) -> None:
+        """Send what a token makes of the text, and the end when it is the last."""
+        assert active.sequence is not None
+        if active.command.order.hand is not None:
+            self._scheduler.finish(active.sequence)
+            self.handing.first(active, sampled)
+        elif (reason := self._said(active, sampled, now)) is not None:
+            self._scheduler.finish(active.sequence)
+            self.end(active, reason)
+
+    def _said(self, active: Active, sampled: Sampled, now: float) -> str | None:
         """Send what a token makes of the text; the reason when it is the last."""
         answer = active.answer
         if active.clock.first_token is None:
@@ -348,29 +362,40 @@ class Engine:
 
     # -- the end of a request ---------------------------------------------------------------------
 
-    def _give_up(self, active: Active, reason: str, error: MlxcelError | None = None) -> None:
+    def give_up(self, active: Active, reason: str, error: MlxcelError | None = None) -> None:
         """End a request before its time."""
         if active.sequence is not None:
             self._scheduler.cancel(active.sequence)
-        self._end(active, reason, error)
+        self.end(active, reason, error)
 
-    def _end(self, active: Active, reason: str, error: MlxcelError | None = None) -> None:
+    def end(self, active: Active, reason: str, error: MlxcelError | None = None, **more: Any) -> None:
         """The one last frame of a request."""
         order = active.command.order
         if active.sequence is not None:
             del self._active[active.sequence.number]
+            self.bringing.drop(active.sequence)
+            self.handing.over(active)
             self.kept.ended(order.id, active.command.owner, active.sequence)
         active.answer.end(
             reason,
             error=error if reason == "error" else None,
             usage={
                 "prompt_tokens": len(active.prompt),
-                "cached_tokens": min(active.sequence.reused, len(active.prompt)) if active.sequence is not None else 0,
+                "cached_tokens": min(self._reused(active), len(active.prompt)),
                 "generation_tokens": active.answer.tokens,
             },
             timings=active.clock.timings(len(active.prompt), active.answer.tokens - len(order.made or ())),
             layout=self._instance.layout.name,
+            **facts(active.fetch),
+            **more,
         )
+
+    @staticmethod
+    def _reused(active: Active) -> int:
+        """Tokens that were not computed for it, here or where it was read."""
+        if active.fetch is not None and active.fetch.first_s is not None:
+            return active.fetch.reused
+        return active.sequence.reused if active.sequence is not None else 0
 
     # -- when a step fails ------------------------------------------------------------------------
 
@@ -388,9 +413,9 @@ class Engine:
         hopeless = isinstance(error, PeerLost | StepTimeout) or len({*within}) == 1  # one that left may be at fault
         for active in list(self._active.values()):
             if active.command.cancelled:
-                self._give_up(active, "cancelled")
+                self.give_up(active, "cancelled")
             elif hopeless and active in sharing and not isinstance(error, Cancelled):
-                self._give_up(active, "error", error)
+                self.give_up(active, "error", error)
         left = [active.sequence for active in sharing if active in self._active.values()]
         self._scheduler.reset(suspects=[each for each in left if each is not None])
         self._forget_epoch(error)
@@ -403,6 +428,9 @@ class Engine:
         """
         self._flights.clear()
         self.kept.forget()
+        self.bringing.leave()
+        if self._instance.handoff is not None:
+            self._instance.handoff.leave(self._epoch)
         self._worker.leave()
         self._worker.finish_recording()
         if self._execution is None:

@@ -30,6 +30,7 @@ class Counts:
         generated_tokens: that were sampled for a request.
         failed_steps: after each, all caches were dropped; those that were broken off because nobody wants their result
             any more are not counted.
+        reread: prompts that were not read elsewhere, as they were to be, and had to be read by somebody else.
     """
 
     requests: int = 0
@@ -39,6 +40,7 @@ class Counts:
     reused_tokens: int = 0
     generated_tokens: int = 0
     failed_steps: int = 0
+    reread: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,12 @@ from mlxcel_nb.errors import WireError
 from mlxcel_nb.models.batching import Group, passes
 from mlxcel_nb.models.batching_blocks import Block, cut, from_blocks
 from mlxcel_nb.models.batching_rows import arrays_of, make_room
+from mlxcel_nb.models.cache_parts import caches_of
 from mlxcel_nb.models.mixing import Mixture
 from mlxcel_nb.models.part import Handover, LoadedPart
 from mlxcel_nb.models.sampling import Sampler, sample_rows
+from mlxcel_nb.runtime.handoff.departures import Departure
+from mlxcel_nb.runtime.handoff.handoff import Handoff
 from mlxcel_nb.runtime.instance import Instance
 from mlxcel_nb.runtime.outcomes import Outcome
 from mlxcel_nb.runtime.recording import Recording
@@ -54,6 +57,8 @@ class Execution:
         self._first = layout.stage_of(me) == 0
         self._last = layout.stage_of(me) == layout.pp - 1
         self.samples = me == layout.sampler_at(self._home)
+        self._leaving: list[tuple[Departure, list[Any], int]] = []
+        """Who is read in this step and goes to another instance, its caches, and how long they are after it."""
         self._singles: dict[int, list[Any]] = {}
         self._lengths: dict[int, int] = {}
         self._groups: dict[int, Group] = {}
@@ -62,6 +67,11 @@ class Execution:
         self._blocks: dict[int, Block] = {}
         self._token_s = math.inf  # what the latest step that read took, for each of its tokens
         self.recording: Recording | None = None
+
+    @property
+    def _handoff(self) -> Handoff | None:
+        """What there is between this instance and others; it may come when steps have been run already."""
+        return self._instance.handoff
 
     @property
     def nbytes(self) -> int:
@@ -120,6 +130,13 @@ class Execution:
         outcome = self._forwards(work, together)
         if work.chunks:
             self._token_s = (time.monotonic() - began) / work.size
+        if self._leaving and self._handoff is not None:
+            for departure, caches, _ in self._leaving:
+                departure.chunk_done(caches)
+            for chunk in work.chunks:
+                if chunk.sample:
+                    self._handoff.departures.finish(chunk.sequence, self._singles[chunk.sequence])
+            self._leaving = []
         return outcome
 
     def _forwards(self, work: Work, together: Group | Mixture) -> Outcome:
@@ -154,6 +171,8 @@ class Execution:
         for adopt in plan.adopt:
             if adopt.home == self._home:
                 self._blocks[adopt.block] = self._instance.staging.take(adopt.transfer, adopt.index, self._part)
+        if self._handoff is not None:
+            self._hand_over(plan, self._handoff)
         for restore in plan.restore:
             if restore.home == self._home:
                 blocks = [self._blocks[block] for block in restore.blocks]
@@ -164,6 +183,23 @@ class Execution:
             self._lengths[opened.sequence] = opened.length
             if self.samples:
                 self._samplers[opened.sequence] = self._instance.sampler(opened)
+
+    def _hand_over(self, plan: StepPlan, handoff: Handoff) -> None:
+        """What comes from other instances, and what goes to them."""
+        for sequence in plan.drop:
+            handoff.arrivals.drop(sequence)
+            handoff.departures.drop(sequence)
+        for expect in plan.expect:
+            if expect.home == self._home:
+                handoff.arrivals.expect(self.epoch, expect.transfer, expect.sequence, expect.length)
+        lengths = {opened.sequence: opened.length for opened in plan.open}
+        for land in plan.land:
+            if land.home == self._home:
+                whole = handoff.arrivals.take(land.transfer)
+                self._singles[land.sequence] = caches_of(self._part, whole, lengths[land.sequence])
+        for hand in plan.hand:
+            if hand.home == self._home:
+                handoff.departures.begin(hand)
 
     def _cut(self, sequence: int, begin: int, end: int) -> Block:
         group = self._group_of.get(sequence)
@@ -190,6 +226,12 @@ class Execution:
         """All that take part in `work`, with their caches."""
         group = self._grouped(work) if work.rows else None
         chunks = [(self._single(chunk.sequence), chunk.count) for chunk in work.chunks]
+        if self._handoff is not None:
+            self._leaving = [
+                (departure, caches, departure.reads(caches, count))
+                for chunk, (caches, count) in zip(work.chunks, chunks, strict=True)
+                if (departure := self._handoff.departures.of(chunk.sequence)) is not None
+            ]
         if work.mixed:
             return Mixture(self._part, group, chunks)
         if group is None:
@@ -226,12 +268,16 @@ class Execution:
     def _after_layer(self, layer: int, output: mx.array) -> None:
         if self.recording is not None:
             self.recording.on_layer(layer, output)
+        if self._part.laps == 1:
+            for departure, caches, until in self._leaving:
+                departure.on_layer(caches, until)
         self._check()
 
     def _layer_by_layer(self, work: Work) -> bool:
         """Whether the step may be long: then it is looked at after each layer, which are made one by one."""
         may_be_long = bool(work.chunks) and work.size * self._token_s > SHORT_S
-        return (may_be_long or self.recording is not None) and self._collectives.breakable
+        looked_at = may_be_long or self.recording is not None or bool(self._leaving)
+        return looked_at and self._collectives.breakable
 
     def _forward(
         self, work: Work, together: Group | Mixture, lap: int, on_layer: Callable[[int, mx.array], None] | None

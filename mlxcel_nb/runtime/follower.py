@@ -59,6 +59,8 @@ class Follower:
         """What this member holds of `epoch` and those before it goes, and no step of theirs is run any more."""
         self._left = max(self._left, epoch)
         if self._execution is not None and self._execution.epoch <= self._left:
+            if self._instance.handoff is not None:
+                self._instance.handoff.leave(self._execution.epoch)
             self._execution = None
             self._worker.finish_recording()
 

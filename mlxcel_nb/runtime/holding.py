@@ -17,11 +17,12 @@ from mlxcel_nb.errors import Cancelled, ClusterError, WireError
 from mlxcel_nb.net.control.control_link import ControlLink
 from mlxcel_nb.net.hot.hot_link import MAX_SPIN_S, HotLink
 from mlxcel_nb.net.links.link import Link
+from mlxcel_nb.runtime.commands import Load, Unload
 from mlxcel_nb.runtime.gathering import Pair
-from mlxcel_nb.runtime.protocol import LoadOrder
+from mlxcel_nb.runtime.protocol import LoadOrder, Member, field
 from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.runtime.witnesses import Dial, Witnesses
-from mlxcel_nb.runtime.worker import Load, Unload, Worker
+from mlxcel_nb.runtime.worker import Worker
 from mlxcel_nb.util.cores import usable_cores
 
 Gathering = asyncio.Task[dict[int, Pair]]
@@ -80,7 +81,7 @@ class Holding:
         Another instance than the one held is not there any more.
         """
         order = self.order
-        if instance and (order is None or order.instance != instance):
+        if not self.holds(instance):
             router.send({"type": "reply", "id": request_id})
             return
         for loader in list(self._gathering):
@@ -161,6 +162,33 @@ class Holding:
             raise ClusterError("no such model is loaded", advice="Load one first.")
         if self.order.place(self._node_id) != 0:
             raise WireError("a request goes to the leader, which this node is not")
+
+    def holds(self, instance: str) -> bool:
+        """Whether this instance is held here, or any, where none is named."""
+        return not instance or (self.order is not None and self.order.instance == instance)
+
+    def member(self, instance: str) -> tuple[Member, bool]:
+        """This node among the members of `instance`, and whether it leads them.
+
+        Raises:
+            ClusterError: it is not held here.
+        """
+        if self.order is None or self.order.instance != instance:
+            raise ClusterError("no such model is loaded", advice="Load one first.")
+        me = self.order.place(self._node_id)
+        return self.order.members[me], me == 0
+
+    def on_message(self, link: ControlLink, message: dict[str, Any]) -> bool:
+        """Leave an epoch because the leader says so, or because of a member's error; False for all else."""
+        kind = message.get("type")
+        if kind == "abort" and self.is_leader(link):
+            error = errors.from_dict(field(message, "error", dict))
+            self._worker.abort(field(message, "epoch", int), errors.PeerAborted(error.cause, node=error.node))
+        elif kind == "failed" and self.is_member(link):
+            self._worker.abort(field(message, "epoch", int), errors.from_dict(field(message, "error", dict)))
+        else:
+            return False
+        return True
 
     def is_leader(self, link: ControlLink) -> bool:
         """Whether `link` is the witness of the instance's leader."""

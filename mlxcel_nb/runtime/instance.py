@@ -14,8 +14,10 @@ from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.models.sampling import Sampler
 from mlxcel_nb.models.tokenizer import Tokenizer, load_tokenizer
+from mlxcel_nb.plan.capacity import Room
 from mlxcel_nb.runtime.collectives import Collectives
 from mlxcel_nb.runtime.fabric import Fabric
+from mlxcel_nb.runtime.handoff.handoff import Handoff
 from mlxcel_nb.runtime.kv_staging import Staging
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.scheduling.step_plan import Open
@@ -30,7 +32,9 @@ class Instance:
     part: LoadedPart
     fabric: Fabric
     collectives: Collectives
+    room: Room | None = None
     staging: Staging = field(default_factory=Staging)
+    handoff: Handoff | None = None
     slack: Slack = field(default_factory=Slack)
 
     @property

@@ -41,8 +41,9 @@ from mlxcel_nb.scheduling.step_plan import BLOCK
 from mlxcel_nb.util.log import get_logger, trail
 
 if TYPE_CHECKING:
+    from mlxcel_nb.runtime.commands import Kv
     from mlxcel_nb.runtime.execution import Execution
-    from mlxcel_nb.runtime.worker import Kv, Worker
+    from mlxcel_nb.runtime.worker import Worker
 
 log = get_logger("runtime.kv")
 

@@ -53,7 +53,7 @@ def speed_up(links: Mapping[int, HotLink], interrupt: Interrupt) -> None:
 def room_left(order: LoadOrder, part: LoadedPart) -> dict[str, Any] | None:
     """What this host has left for keys and values of the part, and how they grow. Never a reason for a load to fail."""
     from mlxcel_nb.models import memory, sizes
-    from mlxcel_nb.runtime.engine import PREFILL_CHUNK
+    from mlxcel_nb.runtime.active import PREFILL_CHUNK
 
     try:
         growths = sizes.part_caches(

@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from mlxcel_nb import errors
 from mlxcel_nb.cluster.address import Address
 from mlxcel_nb.cluster.membership import Change
 from mlxcel_nb.cluster.names import new_incarnation
@@ -34,8 +33,11 @@ from mlxcel_nb.net.pool import pool
 from mlxcel_nb.net.pool.introduction import introduced
 from mlxcel_nb.net.pool.pool import Pool
 from mlxcel_nb.runtime import status
+from mlxcel_nb.runtime.commands import Kv, Open, Outbox, Stop, kv_question
 from mlxcel_nb.runtime.finding import Finding
 from mlxcel_nb.runtime.gathering import Pair, gather_links
+from mlxcel_nb.runtime.handoff.joining import Joining
+from mlxcel_nb.runtime.handoff.orders import JoinOrder
 from mlxcel_nb.runtime.hashing import Hashing
 from mlxcel_nb.runtime.holding import Holding
 from mlxcel_nb.runtime.measuring import Measuring
@@ -46,7 +48,7 @@ from mlxcel_nb.runtime.rendezvous import Rendezvous
 from mlxcel_nb.runtime.requests import Requests
 from mlxcel_nb.runtime.stuck import StuckWatch
 from mlxcel_nb.runtime.surroundings import Surroundings
-from mlxcel_nb.runtime.worker import Kv, Open, Outbox, Stop, Worker, kv_question
+from mlxcel_nb.runtime.worker import Worker
 from mlxcel_nb.util import times
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.util.loop import LoopThread
@@ -92,6 +94,8 @@ class Node:
                 stream=self._hop(self._stream),
                 to_leader=self._hop(self._tell_leader),
                 to_members=self._hop(self._tell_members),
+                to_reader=lambda message: self._io.soon(self._joining.ask, message),
+                broken=lambda instance, node_id: self._io.soon(self._joining.broken, instance, node_id),
                 died=self._hop(self._on_death),
                 trouble=lambda: self._io.soon(self._stuck.trouble),
             ),
@@ -109,6 +113,10 @@ class Node:
             dial=self._dial,
             drive=lambda link: self._control(link, measure=True),
         )
+        self._joining = Joining(
+            config.node_id, self._worker, self._rendezvous, self._requests,
+            dialler=self._dialler, allow=self._allow, drive=self._control, soon=self._io.soon,
+        )  # fmt: skip
         self._listener: Listener | None = None
         self._pool: Pool | None = None
         self._finding: Finding | None = None
@@ -172,10 +180,8 @@ class Node:
             self._guarding.cancel()
         if self._finding is not None:
             self._finding.stop()
-        self._stuck.close()
-        self._measuring.close()
-        self._hashing.close()
-        self._holding.close()
+        for each in (self._stuck, self._measuring, self._hashing, self._joining, self._holding):
+            each.close()
         self._rendezvous.close()
         self._surroundings.close()
         for introduction in self._introductions:
@@ -262,9 +268,12 @@ class Node:
 
     def _gather(self, order: LoadOrder, me: int) -> Coroutine[Any, Any, dict[int, Pair]]:
         """The links that member `me` of `order` needs; the others may come from where the order has them come from."""
-        if self._listener is not None:
-            self._listener.admission.allow(order.sources(me))
+        self._allow(order.sources(me))
         return gather_links(order, me, self._dialler, self._rendezvous)
+
+    def _allow(self, sources: Mapping[str, set[str]]) -> None:
+        if self._listener is not None:
+            self._listener.admission.allow(sources)
 
     def _hop(self, function: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         """`function`, called on the loop whichever thread asks."""
@@ -300,6 +309,8 @@ class Node:
         if kind in ("hot", "witness"):
             self._rendezvous.arrived((str(instance), link.peer.node_id, str(kind)), link)
             return
+        if self._joining.on_link(link):
+            return
         if kind == measuring.LINK:
             self._measuring.arrived(link)
             return
@@ -324,6 +335,7 @@ class Node:
             return
         self._measuring.left(link)
         self._hashing.left(link)
+        self._joining.on_end(link)
         if link in self._routers:
             self._routers.discard(link)
             self._router_seen = time.monotonic()
@@ -335,6 +347,8 @@ class Node:
     def _on_message(self, link: ControlLink, message: dict[str, Any]) -> None:
         try:
             if link in self._routers and self._obey(link, message):
+                return
+            if self._joining.on_message(link, message):
                 return
             self._answer(link, message)
         except MlxcelError as error:
@@ -360,17 +374,28 @@ class Node:
             self._hashing.order(router, message)
         elif kind == "unload":
             self._hashing.left(router)
-            stop = self._requests.cancel_all
-            self._holding.unload(router, field_of(message, "id", str), str(message.get("instance", "")), stop)
+            stop, instance = self._requests.cancel_all, str(message.get("instance", ""))
+            if self._holding.holds(instance):
+                self._joining.close()
+            self._holding.unload(router, field_of(message, "id", str), instance, stop)
         elif kind == "open":
             self._holding.check_leads(field_of(message, "instance", str))
             self._worker.post(Open(OpenOrder.from_dict(message)))
+        elif kind == "join":
+            order = JoinOrder.from_dict(message)
+            me, leads = self._holding.member(order.instance)
+            self._joining.join(order, me, leads, router)
         elif kind == "generate":
-            self._generate(router, GenerateOrder.from_dict(message))
+            asked = GenerateOrder.from_dict(message)
+            self._holding.check_leads(asked.instance)
+            self._requests.take(asked, router)
         elif kind == "cancel":
             self._requests.cancel(field_of(message, "id", str), router)
         elif kind == "recorded":
-            self._tell_recorded(router, message)
+            from mlxcel_nb.runtime import recording  # brings MLX, which is there when a model is
+
+            piece = recording.answer(self._worker.recording, message)
+            router.send({"type": "reply", "id": field_of(message, "id", str), "recorded": piece})
         elif kind == "kv":
             self._worker.post(kv_question(router, message, self._io.soon))
         elif kind == "spans":
@@ -394,23 +419,10 @@ class Node:
             self._listener.admission.announce(link.peer.node_id, link.peer.incarnation, told)
         elif kind == "heartbeat":
             pass  # of one that has this node among its peers, without being one of its own
-        elif kind == "abort" and self._holding.is_leader(link):
-            error = errors.from_dict(field_of(message, "error", dict))
-            self._worker.abort(field_of(message, "epoch", int), errors.PeerAborted(error.cause, node=error.node))
-        elif kind == "failed" and self._holding.is_member(link):
-            self._worker.abort(field_of(message, "epoch", int), errors.from_dict(field_of(message, "error", dict)))
-        else:
+        elif self._holding.on_message(link, message):
+            pass
+        elif not (self._holding.is_member(link) and self._joining.on_member(link, message)):
             raise WireError(f"{link.peer.node_id} ({link.peer.role}) may not send {kind!r} here")
-
-    def _generate(self, router: ControlLink, order: GenerateOrder) -> None:
-        self._holding.check_leads(order.instance)
-        self._requests.take(order, router)
-
-    def _tell_recorded(self, router: ControlLink, message: dict[str, Any]) -> None:
-        from mlxcel_nb.runtime import recording  # brings MLX, which is there when a model is
-
-        piece = recording.answer(self._worker.recording, message)
-        router.send({"type": "reply", "id": field_of(message, "id", str), "recorded": piece})
 
     # -- status -----------------------------------------------------------------------------------
 

@@ -12,6 +12,11 @@ loaded     node -> router    the part is ready: its layers, bytes and dtype, and
 unload     router -> node    drop the model; answered by reply
 open       router -> leader  all have loaded: take requests, within this room; answered by reply
 generate   router -> leader  make text; answered by stream frames prefill ..., delta ..., end
+generate   leader -> leader  (of another instance) read this prompt, and hand its keys and values over; answered by
+                             stream frames prefill ..., first, end
+first      leader -> leader  (stream) the prompt has been read, and this token follows it
+join       router -> member  open links to the members of these instances: to read for them, or have them read;
+                             answered by joined or error
 prefill    leader -> router  (stream) so much of a long prompt has been read
 delta      leader -> router  (stream) text and ids of a request
 end        leader -> router  (stream) a request is over, why, and its figures
@@ -27,6 +32,8 @@ kv         router -> member  save or load keys and values, piece by piece (`runt
 reply      node -> router    the answer to digest, unload, status, place, measure, spans or recorded, by its `id`
 error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error
+landed     member -> leader  all that I was to expect of this sequence is here
+sent       member -> leader  all that I was to send of this sequence has been taken, or has not
 abort      leader -> member  leave this epoch; on the hot link too
 step       leader -> member  (hot link) run this plan
 tokens     sampler -> leader (hot link) what was sampled in this step; nothing, where it was a part of a prompt
@@ -48,9 +55,14 @@ from mlxcel_nb.cluster.collectives import COLLECTIVES, OWN
 from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.cluster.paths import Agreement, Path, read_path
 from mlxcel_nb.cluster.places import OTHER
+from mlxcel_nb.cluster.roles import GROUP_ROLES, HYBRID
 from mlxcel_nb.errors import PromptError, RequestError, WireError
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.plan.capacity import Room
+from mlxcel_nb.scheduling.sequence import HandTo
+
+MOST_TRANSFERS = 1 << 26
+"""Of an instance, counted from 0 since it was loaded."""
 
 LARGEST_ID = 2**31 - 1
 """Of a token: MLX looks rows of an embedding up by 32 bits with a sign."""
@@ -91,6 +103,7 @@ class LoadOrder:
         collectives: who adds partial sums up, one of `COLLECTIVES`.
         vocab_parallel: tensor ranks share the embedding and the head too.
         micro_batches: groups of requests that are under way at once, so that all stages work; 0 chooses.
+        role: what the instance is for: "prefill", "decode" or "hybrid".
     """
 
     id: str
@@ -105,6 +118,7 @@ class LoadOrder:
     collectives: str = OWN
     vocab_parallel: bool = False
     micro_batches: int = 0
+    role: str = HYBRID
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -121,6 +135,7 @@ class LoadOrder:
             "collectives": self.collectives,
             "vocab_parallel": self.vocab_parallel,
             "micro_batches": self.micro_batches,
+            "role": self.role,
         }
 
     @classmethod
@@ -131,6 +146,8 @@ class LoadOrder:
             raise WireError(f"load: {len(members)} members for a layout of {layout.size}")
         if (collectives := message.get("collectives", OWN)) not in COLLECTIVES:
             raise WireError(f"load: collectives {collectives!r:.40} are unknown here")
+        if (role := message.get("role", HYBRID)) not in (HYBRID, *GROUP_ROLES):
+            raise WireError(f"load: role {role!r:.40} is unknown here")
         return cls(
             id=field(message, "id", str),
             instance=field(message, "instance", str),
@@ -144,6 +161,7 @@ class LoadOrder:
             collectives=collectives,
             vocab_parallel=field(message, "vocab_parallel", bool) if "vocab_parallel" in message else False,
             micro_batches=_count(message, "micro_batches"),
+            role=role,
         )
 
     def sources(self, me: int) -> dict[str, set[str]]:
@@ -194,6 +212,8 @@ class GenerateOrder:
         forced: ids that are fed in place of those sampled; every member then notes what it saw (`runtime.recording`).
         rank: the expert-parallel rank that is to hold the request's keys and values; they take turns when None.
         caller: for whom the router asks, as far as it tells: callers are served in turn.
+        readers: instances that may read the prompt for this one, best first; this one reads it where none can.
+        hand: where the keys and values go when they have been read; then one token is made, and told to who asks.
     """
 
     id: str
@@ -206,6 +226,8 @@ class GenerateOrder:
     forced: list[int] | None = dataclasses.field(default=None, repr=False)
     rank: int | None = None
     caller: str | None = None
+    readers: list[str] | None = None
+    hand: HandTo | None = None
 
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.prompt, self.messages, self.token_ids)) != 1:
@@ -234,9 +256,11 @@ class GenerateOrder:
             "instance": self.instance,
             "params": self.params.to_dict(),
         }
-        for name in ("prompt", "messages", "token_ids", "made", "forced", "rank", "caller"):
+        for name in ("prompt", "messages", "token_ids", "made", "forced", "rank", "caller", "readers"):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
+        if self.hand is not None:
+            message["hand"] = list(self.hand)
         return message
 
     @classmethod
@@ -252,7 +276,19 @@ class GenerateOrder:
             forced=field(message, "forced", list) if "forced" in message else None,
             rank=field(message, "rank", int) if "rank" in message else None,
             caller=field(message, "caller", str) if "caller" in message else None,
+            readers=[str(each) for each in field(message, "readers", list)] if "readers" in message else None,
+            hand=_read_hand(field(message, "hand", list)) if "hand" in message else None,
         )
+
+
+def _read_hand(told: list[Any]) -> HandTo:
+    kinds = (str, int, int, str)
+    if len(told) != len(kinds) or any(type(x) is not kind for x, kind in zip(told, kinds, strict=True)):
+        raise WireError("message 'generate': where it goes cannot be read")
+    hand = HandTo(*told)
+    if not (0 <= hand.epoch < 1 << 53 and 0 <= hand.transfer < MOST_TRANSFERS):
+        raise WireError(f"message 'generate': transfer {hand.transfer} of epoch {hand.epoch}")
+    return hand
 
 
 def _check_ids(ids: list[int]) -> None:

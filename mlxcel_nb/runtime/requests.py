@@ -11,8 +11,9 @@ from typing import Any
 
 from mlxcel_nb.errors import Busy, WireError
 from mlxcel_nb.net.control.control_link import ControlLink
+from mlxcel_nb.runtime.commands import Cancel, Generate
 from mlxcel_nb.runtime.protocol import GenerateOrder, failed_end
-from mlxcel_nb.runtime.worker import Cancel, Generate, Worker
+from mlxcel_nb.runtime.worker import Worker
 
 MAX_UNDER_WAY = 256
 """Requests that have not ended, whether they run, wait in the scheduler's queue, or wait to be put in it."""

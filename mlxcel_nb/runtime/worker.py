@@ -13,18 +13,32 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlxcel_nb import errors
 from mlxcel_nb.errors import MlxcelError, StepTimeout
-from mlxcel_nb.net.control.control_link import ControlLink
-from mlxcel_nb.net.hot.hot_link import HotLink, Interrupt
-from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, OpenOrder, failed_end
-from mlxcel_nb.runtime.protocol import field as field_of
+from mlxcel_nb.net.hot.hot_link import Interrupt
+from mlxcel_nb.plan.capacity import Room
+from mlxcel_nb.runtime.commands import (
+    Brought,
+    Cancel,
+    Command,
+    Generate,
+    Join,
+    Kv,
+    Landed,
+    Load,
+    Open,
+    Outbox,
+    Sent,
+    Stop,
+    Unload,
+)
+from mlxcel_nb.runtime.handoff.account import Account
+from mlxcel_nb.runtime.protocol import OpenOrder, failed_end
 from mlxcel_nb.runtime.spans import Spans
 from mlxcel_nb.runtime.stuck import GRACE_S, Inside
+from mlxcel_nb.scheduling.step_plan import Hand
 from mlxcel_nb.util.log import get_logger, trail
 
 if TYPE_CHECKING:  # these bring MLX, which a node without a model does without
@@ -39,90 +53,6 @@ IDLE_WAIT_S = 5.0
 
 LOADING = -1
 """The epoch of a load; requests count from 1, and 0 is none."""
-
-
-@dataclass
-class Load:
-    """Take a part of a model; `links` are this member's hot links by member index; `failed` hears when it does not.
-
-    `cancelled` may be set from any thread.
-    """
-
-    order: LoadOrder
-    me: int
-    links: dict[int, HotLink]
-    failed: Callable[[], None]
-    cancelled: bool = False
-
-
-@dataclass(frozen=True)
-class Unload:
-    """Drop the model; `done` is called on the MLX thread afterwards."""
-
-    done: Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Open:
-    """On the leader: take requests from now on, within the room that all members have."""
-
-    order: OpenOrder
-
-
-@dataclass
-class Generate:
-    """One request, on the leader, of the router `owner`. `cancelled` may be set from any thread."""
-
-    order: GenerateOrder
-    owner: str
-    received_s: float = field(default_factory=time.monotonic)
-    cancelled: bool = False
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """End the request with this id, on the leader."""
-
-    request: str
-
-
-@dataclass(frozen=True)
-class Kv:
-    """A question of the router `owner` about saved keys and values; `reply` may be called on any thread."""
-
-    message: dict[str, Any] = field(repr=False)
-    owner: str
-    reply: Callable[[dict[str, Any]], None]
-
-
-def kv_question(router: ControlLink, message: dict[str, Any], soon: Callable[..., None]) -> Kv:
-    """A router's question, to be answered on its link.
-
-    Args:
-        soon: calls a function on the node's loop, from any thread.
-    """
-    asked = field_of(message, "id", str)
-    return Kv(message, router.peer.node_id, lambda answer: soon(router.send, {"id": asked, **answer}))
-
-
-@dataclass(frozen=True)
-class Stop:
-    """End the thread."""
-
-
-Command = Load | Unload | Open | Generate | Cancel | Kv | Stop
-
-
-@dataclass(frozen=True)
-class Outbox:
-    """How the MLX thread speaks. Each callable may be called from any thread and returns at once."""
-
-    to_router: Callable[[dict[str, Any]], None]
-    stream: Callable[[dict[str, Any]], None]
-    to_leader: Callable[[dict[str, Any]], None]
-    to_members: Callable[[dict[str, Any]], None]
-    died: Callable[[dict[str, Any]], None]
-    trouble: Callable[[], None]
 
 
 class _Wake(Exception):
@@ -297,8 +227,9 @@ class Worker:
         instance = self.instance
         if instance is None or instance.me == 0 or self.broken is not None:
             busy = self.engine is not None and self.engine.busy
+            patience = self.engine.patience_s if busy and self.engine is not None else IDLE_WAIT_S
             try:
-                return self._obey(self._queue.get_nowait() if busy else self._queue.get(timeout=IDLE_WAIT_S))
+                return self._obey(self._queue.get(timeout=patience) if patience else self._queue.get_nowait())
             except queue.Empty:
                 pass
             if busy and self.engine is not None:
@@ -326,6 +257,8 @@ class Worker:
             return True
 
     def _obey(self, command: Command) -> bool:
+        if self.engine is not None:
+            self.engine.stir()
         match command:
             case Stop():
                 return False
@@ -342,6 +275,11 @@ class Worker:
                 from mlxcel_nb.runtime import kv_store
 
                 kv_store.obey(self, command)
+            case Join():
+                self._join(command)
+            case Brought() | Landed() | Sent():
+                if self.engine is not None:
+                    self.engine.take(command)
             case Cancel():
                 if self.engine is not None:
                     self.engine.cancel(command.request)
@@ -363,11 +301,12 @@ class Worker:
 
                 self.follower = Follower(self, self.instance)
             give_back()  # what reading the tokenizer and the files left behind
-            part = self.instance.part
+            part, room = self.instance.part, loading.room_left(order, self.instance.part)
+            self.instance.room = Room.from_dict(room)
             self.outbox.to_router({
                 "type": "loaded", "id": order.id, "node": self.node_id, "layers": list(part.layers),
                 "planned_bytes": part.planned_bytes, "resident_bytes": part.resident_bytes,
-                "dtype": part.dtype, "warnings": list(part.warnings), "room": loading.room_left(order, part),
+                "dtype": part.dtype, "warnings": list(part.warnings), "room": room,
                 "vocab_parallel": part.part.vocab_parallel and part.part.tp_size > 1,
                 "laps": part.laps,
             })  # fmt: skip
@@ -397,6 +336,43 @@ class Worker:
         else:
             self.outbox.to_router({"type": "reply", "id": order.id})
 
+    def _join(self, command: Join) -> None:
+        """Work together with other instances from now on."""
+        from mlxcel_nb.runtime.handoff.handoff import Handoff
+
+        instance = self.instance
+        try:
+            if instance is None or instance.order.instance != command.order.instance:
+                raise errors.ClusterError("no such model is loaded", advice="Load one first.")
+            if instance.handoff is not None:
+                instance.handoff.close()
+            instance.handoff = Handoff(
+                instance, command, landed=self._landed, over=self._sent, broken=self.outbox.broken
+            )
+        except Exception as error:  # noqa: BLE001  # whatever it was, it is the answer
+            for link in (*command.outgoing.values(), *command.incoming.values()):
+                link.close()
+            command.failed(errors.wrap(error, self.node_id))
+
+    def _landed(self, epoch: int, transfer: int) -> None:
+        """Have the leader know that all of a transfer is here; on the thread of a link."""
+        if self.engine is not None:
+            self.post(Landed(self.node_id, epoch, transfer))
+        else:
+            self.outbox.to_leader({"type": "landed", "epoch": epoch, "transfer": transfer})
+
+    def _sent(self, hand: Hand, how: Account | MlxcelError) -> None:
+        """Have the leader know what has become of what was to be sent; on the thread of a link, or the MLX thread."""
+        error = how if isinstance(how, MlxcelError) else None
+        account = how if isinstance(how, Account) else None
+        if self.engine is not None:
+            self.post(Sent(self.node_id, hand.to, hand.transfer, account, error))
+        else:
+            self.outbox.to_leader({
+                "type": "sent", "to": hand.to, "transfer": hand.transfer,
+                "account": account and account.to_list(), "error": error and error.to_dict(),
+            })  # fmt: skip
+
     def _generate(self, command: Generate) -> None:
         held = self.instance.order.instance if self.instance is not None else ""
         if self.engine is None or held != command.order.instance:
@@ -413,6 +389,8 @@ class Worker:
         self.follower = None
         self.recording = None
         if self.instance is not None:
+            if self.instance.handoff is not None:
+                self.instance.handoff.close()
             self.instance.fabric.close()
             self.instance = None
             from mlxcel_nb.models.loading import give_back

@@ -13,7 +13,7 @@ import pytest
 
 from mlxcel_nb.client import verifying
 from mlxcel_nb.client.cluster import Cluster
-from mlxcel_nb.client.loading import prepare
+from mlxcel_nb.client.plans import prepare
 from mlxcel_nb.errors import ConfigError, MlxcelError, RequestError
 from mlxcel_nb.models import catalogue
 from mlxcel_nb.models.params import SamplingParams

@@ -18,7 +18,7 @@ from tests.tiny import make_tiny
 def planned(line: str, where: Where) -> object:
     args = parser.parse(tree.build(where), parser.split(line))
     plan = plan_model(args, TerminalConsole(io.StringIO(), io.StringIO()))
-    return plan.name, plan.engines, plan.dp, plan.micro_batches
+    return plan.name, plan.engines, plan.replicas, plan.micro_batches
 
 
 @pytest.mark.parametrize("command", ["load {}", "generate --model {}", "chat --model {}", "serve {}"])

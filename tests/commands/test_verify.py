@@ -14,7 +14,7 @@ import mlx.core as mx
 import psutil
 import pytest
 
-from mlxcel_nb.client import loading, verifying
+from mlxcel_nb.client import plans, verifying
 from mlxcel_nb.commands import parser, tree
 from mlxcel_nb.commands.console import TerminalConsole
 from mlxcel_nb.commands.dispatch import Context, run
@@ -103,7 +103,7 @@ def test_nothing_is_started_where_every_layout_is_refused(tiny: Path, monkeypatc
         assert status == 1
         assert "Nothing was run." in text
         assert text.count("○ refused") == 2
-    monkeypatch.setattr(verifying, "check_count", lambda n: loading.check_count(n if n < 4 else 10_000))
+    monkeypatch.setattr(verifying, "check_count", lambda n: plans.check_count(n if n < 4 else 10_000))
     status, text = ask(f"--model {tiny} --layouts pp4")
     assert "pp4 needs 4 engines. Ask for 1 to" in text
 

@@ -24,10 +24,11 @@ from mlxcel_nb.errors import (
     WireError,
 )
 from mlxcel_nb.runtime import mlx_groups, stuck
+from mlxcel_nb.runtime.commands import Outbox
 from mlxcel_nb.runtime.mlx_groups import GO, Formed, MlxCollectives
 from mlxcel_nb.runtime.protocol import LoadOrder
 from mlxcel_nb.runtime.stuck import StuckWatch
-from mlxcel_nb.runtime.worker import Outbox, Worker
+from mlxcel_nb.runtime.worker import Worker
 from tests.runtime.test_protocol import load_order
 
 
@@ -167,7 +168,7 @@ def worker() -> Worker:
     def nobody(*_said: Any) -> None:
         pass
 
-    return Worker("n0", Outbox(nobody, nobody, nobody, nobody, nobody, nobody), threads=1)
+    return Worker("n0", Outbox(*[nobody] * 8), threads=1)
 
 
 def test_only_trouble_makes_a_long_step_a_stuck_one(monkeypatch: pytest.MonkeyPatch) -> None:

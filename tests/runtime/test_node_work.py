@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from mlxcel_nb.runtime import status
+from mlxcel_nb.runtime.commands import Unload
 from mlxcel_nb.runtime.node import Node
 from mlxcel_nb.runtime.spans import BYTES, MOST, Kind, read_spans
-from mlxcel_nb.runtime.worker import Unload
 from mlxcel_nb.util import times
 from tests.net.helpers import run
 from tests.runtime.nodes import answer, linked, running

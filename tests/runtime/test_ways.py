@@ -62,7 +62,7 @@ class Cluster:
             members=self.members,
             dtype="auto",
             step_s=20.0,
-            paths=loading.agree_paths(self.router, self.members, LAYOUT),
+            paths=loading.agree_paths(self.router, self.members, LAYOUT.edges()),
         )
         loading.load_parts(self.router, [order], None, lambda error: error)
         return order
@@ -138,7 +138,7 @@ def test_a_node_on_one_address_is_reached_there_and_the_lack_of_what_was_asked_f
     a, b, _ = three
     cluster = Cluster(three, (a.address, b.address), transport="thunderbolt")
     try:
-        agreed = loading.agree_paths(cluster.router, cluster.members, LAYOUT)
+        agreed = loading.agree_paths(cluster.router, cluster.members, LAYOUT.edges())
         assert [str(path.address) for path in agreed[0, 1]] == [f"{b.address}:9000"]
         order = LoadOrder(
             id="l", instance="i", model="", layout=LAYOUT, members=cluster.members, dtype="auto", step_s=1, paths=agreed

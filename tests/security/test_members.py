@@ -20,10 +20,10 @@ from mlxcel_nb.net.hot import controls
 from mlxcel_nb.net.links.dial import dial
 from mlxcel_nb.net.links.opening import MAX_FIRST_BYTES
 from mlxcel_nb.runtime import requests as requests_module
+from mlxcel_nb.runtime.commands import Unload
 from mlxcel_nb.runtime.node import Node
 from mlxcel_nb.runtime.node_config import NodeConfig
 from mlxcel_nb.runtime.protocol import GenerateOrder, LoadOrder, Member, OpenOrder
-from mlxcel_nb.runtime.worker import Unload
 from tests.net.helpers import SECRET, Heard, hot_pair, identity, read_all, run
 from tests.runtime.nodes import answer, linked, running
 from tests.tiny import make_tiny

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from mlxcel_nb.cluster.collectives import COLLECTIVES, OWN
+from mlxcel_nb.cluster.roles import AUTO, PREFILL_FROM
 from mlxcel_nb.commands.arguments import sampling, shared
 from mlxcel_nb.commands.parser import Kind, Tree, Where
+from mlxcel_nb.scheduling.replicas import POLICIES, PREFIX_AWARE
+
+TRANSFERS = (AUTO, "plain", "lz4", "int8", "int4")
+"""What `client.transfers` takes, which imports much."""
 
 DTYPES = ("auto", "native", "float32", "float16", "bfloat16")
 """What `models.loading` takes, which imports MLX."""
@@ -62,6 +67,19 @@ def what_to_load(leaf: Tree, *, positional: bool) -> None:
     leaf.add("--ep", type=shared.count, default=1, metavar="N", help="expert-parallel ranks (default 1)")
     copies = "data-parallel replicas, each split so, that share requests (default 1)"
     leaf.add("--dp", type=shared.count, default=1, metavar="N", help=copies)
+    leaf.add(
+        "--prefill", type=shared.number, default=0, metavar="N", help="groups of engines that read prompts for others"
+    )
+    leaf.add("--decode", type=shared.number, default=0, metavar="N", help="groups that go on with what those have read")
+    split = "how each of them is split, as in tp2 or 0-9,10-29 (default: as --tp and --pp say)"
+    leaf.add("--prefill-layout", metavar="LAYOUT", help=split)
+    leaf.add("--decode-layout", metavar="LAYOUT", help=split)
+    travels = "how keys and values travel: auto (default) measures and takes plain or lz4; int8 and int4 round"
+    leaf.add("--kv-transfer", choices=TRANSFERS, default="auto", help=travels)
+    shorter = "prompts with fewer tokens to read are read where they are answered (default %(default)s)"
+    leaf.add("--prefill-from", type=shared.number, default=PREFILL_FROM, metavar="N", help=shorter)
+    chosen = "how one of several copies is chosen for a request (default %(default)s)"
+    leaf.add("--route", choices=POLICIES, default=PREFIX_AWARE, help=chosen)
     groups = "groups of requests that keep the stages at work (default: one a stage)"
     leaf.add("--micro-batches", type=shared.count, default=0, metavar="M", help=groups)
     leaf.add("--layers", metavar="A-B,...", help='layers of each stage by hand, as in "0-9,10-29"')

@@ -48,6 +48,7 @@ def shape(text: str) -> LinkShape:
 
 
 count = _number(int, 1, 2**31 - 1, "a whole number from 1 to 2147483647")
+number = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2147483647")
 port = _number(int, 0, 65535, "a port from 0 to 65535")
 seconds = _number(float, 0.001, 86400, "a time in seconds")
 size = _number(int, 0, 2**20, "a size from 0 to 1048576 bytes")
