@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness import environment
 
-NAMES = ("single", "start", "latency", "memory", "links", "collectives", "flood", "serving", "layouts")
+NAMES = ("single", "start", "latency", "memory", "links", "collectives", "flood", "serving", "layouts", "disaggregated")
 
 
 def main() -> int:

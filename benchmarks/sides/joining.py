@@ -27,11 +27,16 @@ def hot_links(rank: int, size: int, *, spin: bool, shared_memory: bool = False) 
         shared_memory: move them there, as engines on one host do.
     """
     spin_s = MAX_SPIN_S if spin else 0.0
-    links = {other: HotLink(link, spin_s=spin_s) for other, link in asyncio.run(_join(rank, size)).items()}
+    links = {other: HotLink(link, spin_s=spin_s) for other, link in plain_links(rank, size).items()}
     for _, link in sorted(links.items()):
         if shared_memory and (reason := agree(link, partial(SharedMemoryOffer, link.link))):
             raise SystemExit(f"no shared memory: {reason}")
     return links
+
+
+def plain_links(rank: int, size: int) -> dict[int, Link]:
+    """The same, for another driver."""
+    return asyncio.run(_join(rank, size))
 
 
 async def _join(rank: int, size: int) -> dict[int, Link]:

@@ -23,7 +23,7 @@ def main(folder: str, prefill: int, decode: int) -> None:
     from mlxcel_nb.models.loading import Part, load_part
     from mlxcel_nb.models.params import SamplingParams
     from mlxcel_nb.models.sampling import Sampler
-    from mlxcel_nb.runtime.engine import PREFILL_CHUNK
+    from mlxcel_nb.runtime.active import PREFILL_CHUNK
 
     info = model_info(Path(folder))
     whole = Part(layers=(0, info.layers), n_layers=info.layers, stage=0, n_stages=1, tp_rank=0, tp_size=1)
