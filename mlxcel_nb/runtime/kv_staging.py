@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxcel_nb.errors import Busy, WireError
-from mlxcel_nb.models.batching_blocks import Block
+from mlxcel_nb.models.batching_blocks import Block, packed
 from mlxcel_nb.models.caches import every
 from mlxcel_nb.models.part import LoadedPart
 from mlxcel_nb.scheduling.step_plan import BLOCK
@@ -54,7 +54,7 @@ class Staging:
         pairs = [(pieces.get((cache, 0)), pieces.get((cache, 1))) for cache in range(caches)]
         if any((keys is None) != (values is None) for keys, values in pairs):
             raise WireError(f"block {index} of a transfer has come without its values, or its keys")
-        return Block(BLOCK, tuple(None if keys is None or values is None else (keys, values) for keys, values in pairs))
+        return packed(BLOCK, [None if keys is None or values is None else (keys, values) for keys, values in pairs])
 
     def drop(self, owner: str, transfer: int | None = None) -> None:
         """Forget a transfer of a router's, or all of them."""

@@ -118,15 +118,16 @@ def _told(what: str, message: dict[str, Any], execution: Execution) -> Any:
     if block is None:
         return None
     if what == "shapes":
-        held = [each for each in block.layers if each is not None]
+        layers = block.layers
+        held = [each for each in layers if each is not None]
         dtypes = {wire_name(x.dtype) for pair in held for x in pair}
         if any(keys.shape[1] != values.shape[1] for keys, values in held) or len(dtypes) > 1:
             raise RequestError("what this model keeps cannot be saved: its keys and values are not of one kind")
-        told = [each and [each[0].shape[1], each[0].shape[3], each[1].shape[3]] for each in block.layers]
+        told = [each and [each[0].shape[1], each[0].shape[3], each[1].shape[3]] for each in layers]
         return {"dtype": next(iter(dtypes), ""), "layers": told}
     found = []
     for cache, which in _places(message):
-        pair = block.layers[cache] if cache < len(block.layers) else None
+        pair = block.layer(cache) if cache < len(block.places) else None
         if pair is None:
             raise WireError(f"nothing of layer {cache} is kept here")
         found.append(bytes(as_bytes(pair[which])))

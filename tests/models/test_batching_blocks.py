@@ -12,7 +12,7 @@ import pytest
 from mlxcel_nb.cluster.layout import make_layout
 from mlxcel_nb.models import catalogue
 from mlxcel_nb.models.batching import Group
-from mlxcel_nb.models.batching_blocks import Block, cut, from_blocks, reusable
+from mlxcel_nb.models.batching_blocks import cut, from_blocks, packed, reusable
 from mlxcel_nb.models.catalogue.families import ENTRIES
 from mlxcel_nb.models.loading import load_part
 from mlxcel_nb.models.part import LoadedPart
@@ -90,7 +90,7 @@ def test_blocks_are_copies_and_nothing_else_stays(tmp_path: Path) -> None:
     block = cut(caches, 4, 12)
     del caches
     assert mx.get_active_memory() - before == block.nbytes
-    assert block.tokens == 8
+    assert block.tokens == 8 and len(block.packs) == 1, "all of one shape are one array"
     restored = from_blocks([block, block], part)
     assert mx.get_active_memory() - before == 3 * block.nbytes
     del restored, block
@@ -108,5 +108,5 @@ def test_a_stage_without_layers_of_a_kind_counts_the_tokens(tmp_path: Path) -> N
     first, second = stages("qwen3", tmp_path, pp=2)
     del first
     layers = len(second.make_cache())
-    caches = from_blocks([Block(8, (None,) * layers), Block(8, (None,) * layers)], second)
+    caches = from_blocks([packed(8, [None] * layers)] * 2, second)
     assert {cache.offset for cache in caches} == {16}
