@@ -28,7 +28,7 @@ from mlxcel_nb.scheduling.step_plan import Hand
 from tests.net.helpers import detached_pairs
 
 MODEL = bytes(range(32))
-HEADS, DIM, CHANNELS = 6, 8, 12
+HEADS, DIM, CHANNELS = 6, 32, 12
 LENGTH = 70
 """Tokens: of chunks of 32, the last one short."""
 
@@ -43,9 +43,10 @@ def whole(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
 
 def shares(tp: int, rank: int) -> Holdings:
     if tp == 1:
-        return ((WHOLE,), (WHOLE,), (WHOLE,), None)
+        return ((WHOLE,), (WHOLE,), (WHOLE,), None, (WHOLE,))
     heads, channels = split_evenly(HEADS, tp)[rank], split_evenly(CHANNELS, tp)[rank]
-    return (kv_share(*heads, HEADS), kv_share(*heads, HEADS), (ArrayShare(1, (channels,), CHANNELS),), None)
+    kv = kv_share(*heads, HEADS)
+    return (kv, kv, (ArrayShare(1, (channels,), CHANNELS),), None, kv)
 
 
 class Reader:
@@ -62,13 +63,15 @@ class Reader:
         )  # fmt: skip
 
     def caches(self) -> list[Any]:
-        return [mlx_caches.KVCache(), mlx_caches.RotatingKVCache(16), mlx_caches.ArraysCache(1), mlx_caches.KVCache()]
+        plain, window, states = mlx_caches.KVCache(), mlx_caches.RotatingKVCache(16), mlx_caches.ArraysCache(1)
+        return [plain, window, states, mlx_caches.KVCache(), mlx_caches.QuantizedKVCache(32, 8)]
 
     def read(self, caches: list[Any], begin: int, end: int) -> None:
         keys, values, window, state = whole()
         own = slice(*self._heads)
         caches[0].update_and_fetch(mx.array(keys[:, own, begin:end]), mx.array(values[:, own, begin:end]))
         caches[1].update_and_fetch(*[mx.array(window[:, own, begin:end])] * 2)
+        caches[4].update_and_fetch(mx.array(keys[:, own, begin:end]), mx.array(values[:, own, begin:end]))
         caches[2][0] = mx.array(state[:, slice(*self._channels)])
 
 
@@ -165,10 +168,14 @@ def test_every_member_gets_its_part_of_what_grows_on_others(readers: int, answer
     for answerer in scene.answerers:
         assert answerer.landed.get(timeout=10) == (3, 7)
         taken = answerer.arrivals.take(7)
-        assert sorted(taken) == [0, 1, 2] and not answerer.arrivals.nbytes
+        assert sorted(taken) == [0, 1, 2, 4] and not answerer.arrivals.nbytes
         made = {number: _cache(each) for number, each in taken.items()}
         own = slice(*split_evenly(HEADS, answerers)[answerer.rank])
         assert np.array_equal(np.array(made[0].keys), keys[:, own]) and np.array_equal(made[0].values, values[:, own])
+        codes, scales, biases = made[4].keys
+        near = mx.dequantize(codes, scales, biases, group_size=32, bits=8)
+        assert (made[4].group_size, made[4].bits, made[4].offset) == (32, 8, LENGTH)
+        assert np.abs(np.array(near) - keys[:, own]).max() < 0.03
         assert made[1].offset == LENGTH
         assert np.array_equal(np.array(made[1]._temporal_order(made[1].keys))[:, :, -15:], window[:, own, -15:])
         assert np.array_equal(np.array(made[2][0]), state[:, slice(*split_evenly(CHANNELS, answerers)[answerer.rank])])
