@@ -57,9 +57,19 @@ def bring(router: Router, model: LoadReport, request: str, tokens: int, within_s
     for part in model.parts:
         told = {n: _ask(router, part.node_id, request, "layer", n, deadline) for n in range(*part.layers)}
         layers[part.node_id] = {n: sketch.reshape(-1, K) for n, sketch in told.items() if sketch.size}
-    if not rows or {row.size for row in rows} != {rows[0].size}:
+    if {row.size for row in rows} != {rows[0].size if rows else 0}:
         raise WireError("its logits are not of one length", node=sampler)
     return Forced(np.stack(rows), layers)
+
+
+def joined(first: Forced, rest: Forced) -> Forced:
+    """What members saw who read a prompt, and then those who went on."""
+    layers = {}
+    for reader, theirs in first.layers.items():
+        for answerer, others in rest.layers.items():
+            both = {n: np.concatenate([theirs[n], others[n]]) for n in theirs.keys() & others.keys()}
+            layers[f"{reader}, then {answerer}"] = both
+    return Forced(np.concatenate([first.logits, rest.logits]), layers)
 
 
 def _ask(router: Router, node: str, request: str, what: str, index: int, deadline: float) -> np.ndarray:

@@ -125,9 +125,19 @@ class Model:
         from mlxcel_nb.client import forcing
 
         replica = self.replicas.one()
-        order = forcing.order(replica.order.instance, prompt, tokens)
-        asking.finish(self._asked(replica, order))
-        return forcing.bring(self._router, replica.report, order.id, len(tokens), replica.order.step_s)
+        order, step_s = forcing.order(replica.order.instance, prompt, tokens), replica.order.step_s
+        if not len(self.readers):
+            asking.finish(self._asked(replica, order))
+            return forcing.bring(self._router, replica.report, order.id, len(tokens), step_s)
+        reader = self.readers.one()
+        answer = asking.finish(self._asked(replica, dataclasses.replace(order, readers=[reader.order.instance])))
+        if answer.handover is None:
+            raise EngineLost("the prompt was not read where it was to be", node=reader.leader)
+        first = forcing.bring(self._router, reader.report, order.id, 1, step_s)
+        if len(tokens) == 1:
+            return first
+        rest = forcing.bring(self._router, replica.report, order.id, len(tokens) - 1, step_s)
+        return forcing.joined(first, rest)
 
     def save_kv(
         self,
@@ -218,7 +228,7 @@ class Model:
 
     def _reader(self, order: GenerateOrder) -> Replica | None:
         """Who is to read the prompt for whoever answers; None where none is left."""
-        if not len(self.readers) or order.forced is not None:
+        if not len(self.readers):
             return None
         with contextlib.suppress(EngineLost):
             return self.readers.take(order)

@@ -118,7 +118,7 @@ def prepare(
     def named(name: str | None) -> Layout:
         if name is None:
             return layout
-        if "-" in name or "," in name:  # its layers, stage by stage
+        if name != "single" and ("-" in name or "," in name):  # its layers, stage by stage
             return make_layout(facts.layers, pp=name.count(",") + 1, layers=name)
         sizes = parse_name(name)
         return make_layout(facts.layers, tp=sizes.tp, pp=sizes.pp, ep=sizes.ep)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.plans import check_count, prepare
 from mlxcel_nb.client.report import LoadProgress, LoadReport
-from mlxcel_nb.cluster.layout import parse_name
+from mlxcel_nb.cluster.layout import members_of, parse_apart, parse_name
 from mlxcel_nb.errors import ConfigError, EngineLost, MlxcelError, PeerLost
 from mlxcel_nb.models.params import SamplingParams
 from mlxcel_nb.models.verifying.comparing import Record, Verdict, compare
@@ -35,13 +36,19 @@ def refusals(model: str, layouts: Sequence[str], room: Room, *, allow_code: bool
     """
     found: dict[str, str] = {}
     for name in layouts:
-        sizes = parse_name(name)
         try:
-            prepare(model, **sizes._asdict(), allow_code=allow_code)
-            room(name, sizes.members)
+            prepare(model, **split_of(name), allow_code=allow_code)
+            room(name, members_of(name))
         except ConfigError as error:
             found[name] = str(error)
     return found
+
+
+def split_of(name: str) -> dict[str, Any]:
+    """What a layout's name means for `Cluster.load`."""
+    if (apart := parse_apart(name)) is None:
+        return parse_name(name)._asdict()
+    return {"prefill": 1, "decode": 1, "prefill_layout": apart.readers, "decode_layout": apart.answerers}
 
 
 def room_in(cluster: Cluster, *, kept: bool = True) -> Room:
@@ -104,11 +111,11 @@ def verify(
 
     def run(name: str, whole: Record | None) -> tuple[Record, LoadReport]:
         on_layout(name)
-        sizes = parse_name(name)
-        room(name, sizes.members)
+        room(name, members_of(name))
         report = cluster.load(
             model,
-            **sizes._asdict(),
+            **split_of(name),
+            prefill_from=0,
             dtype=dtype,
             allow_code=allow_code,
             vocab_parallel=vocab_parallel,

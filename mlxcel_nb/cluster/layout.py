@@ -211,6 +211,43 @@ def parse_name(text: str) -> Sizes:
     return sizes
 
 
+class Apart(NamedTuple):
+    """A prefill and a decode group, by the names of their layouts."""
+
+    readers: str
+    answerers: str
+
+    @property
+    def name(self) -> str:
+        """As `parse_apart` takes it."""
+        if self.readers == self.answerers:
+            return "di" if self.readers == "single" else f"di:{self.readers}"
+        return f"di:{self.readers}+{self.answerers}"
+
+
+def parse_apart(text: str) -> Apart | None:
+    """Groups that read prompts and answer them, as "di", "di:tp2" for both alike, "di:tp2+pp2"; None for other names.
+
+    Raises:
+        ConfigError: what should be a layout is none.
+    """
+    head, _, rest = text.partition(":")
+    if head != "di":
+        return None
+    readers, _, answerers = rest.partition("+")
+    readers = readers or "single"
+    found = Apart(readers, answerers or readers)
+    for each in found:
+        parse_name(each)
+    return found
+
+
+def members_of(text: str) -> int:
+    """Nodes that a layout takes, by its name, or both groups of `parse_apart`'s."""
+    apart = parse_apart(text)
+    return parse_name(text).members if apart is None else sum(parse_name(each).members for each in apart)
+
+
 def check_alone(sizes: Sizes) -> None:
     """Refuse expert-parallel ranks together with a split that they do not go with.
 

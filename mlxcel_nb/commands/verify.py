@@ -12,7 +12,7 @@ from typing import Any
 from mlxcel_nb.client import verifying
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.report import LoadProgress
-from mlxcel_nb.cluster.layout import parse_name
+from mlxcel_nb.cluster.layout import members_of
 from mlxcel_nb.commands.arguments.verify import OF_A_MODEL, TOKENS
 from mlxcel_nb.commands.console import Progress
 from mlxcel_nb.commands.dispatch import Context
@@ -178,7 +178,7 @@ class _Found:
     @property
     def engines(self) -> int:
         """What the largest of them takes."""
-        return max(parse_name(name).members for name in self.possible)
+        return max(map(members_of, self.possible))
 
     def add(self, verdict: Verdict, notes: Iterable[str]) -> None:
         self._verdicts[verdict.layout] = verdict

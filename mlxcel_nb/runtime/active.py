@@ -28,6 +28,8 @@ class Active:
     clock: Clock
     prompt: list[int] = field(default_factory=list, repr=False)
     sequence: Sequence | None = None
+    noted: bool = False
+    """Members note what they see of it, where that is asked for."""
     readers: list[str] = field(default_factory=list)
     """Instances that may still read its prompt."""
     fetch: Fetch | None = None

@@ -184,7 +184,7 @@ class Engine:
             recent=order.params.repetition_context if order.params.repetition_penalty != 1 else 0,
             exclusive=order.forced is not None,
             home=order.rank,
-            remote=order.hand is None and order.forced is None and self.bringing.wanted(active),
+            remote=order.hand is None and self.bringing.wanted(active),
             hand=order.hand,
         )
 
@@ -341,11 +341,11 @@ class Engine:
         """Tell who waits how far a prompt is; the request to note, if this step is of one."""
         recording = ""
         for row in (row for work in plan.work for row in work.sequences):
-            if (active := self._active.get(row)) is not None and active.clock.started is None:
-                assert active.sequence is not None
-                active.clock.started = now
-                self.ledger.started(active.sequence, active.clock.received, now, self._epoch, plan.step)
-                recording = active.command.order.id if active.command.order.forced is not None else ""
+            if (active := self._active.get(row)) is None:
+                continue
+            self.begun(active, now, plan.step)
+            if active.command.order.forced is not None and not active.noted:
+                active.noted, recording = True, active.command.order.id
         for chunk in (chunk for work in plan.work for chunk in work.chunks):
             if (active := self._active.get(chunk.sequence)) is not None:
                 assert active.sequence is not None
@@ -355,6 +355,13 @@ class Engine:
                     news = {"type": "prefill", "id": active.command.order.id, "done": done, "total": total}
                     self._worker.outbox.stream(news)
         return recording
+
+    def begun(self, active: Active, now: float, step: int) -> None:
+        """Something is done for a request; the first time it has been in the queue till then."""
+        if active.clock.started is None:
+            assert active.sequence is not None
+            active.clock.started = now
+            self.ledger.started(active.sequence, active.clock.received, now, self._epoch, step)
 
     def _alone(self) -> str:
         """The request that a broken step would end, where it is the only one."""

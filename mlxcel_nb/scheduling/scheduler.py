@@ -84,9 +84,8 @@ class Scheduler:
         """
         limit = most_tokens(request, self.limits, [home.budget.longest for home in self._homes])
         self._waiting.check_room(request, self.limits.max_waiting, self.limits.max_waiting_tokens)
-        remote = request.remote and not request.exclusive
         tokens = [*request.prompt, *request.made]
-        sequence = Sequence(next(self._numbers), request, limit, now, tokens, remote=remote)
+        sequence = Sequence(next(self._numbers), request, limit, now, tokens, remote=request.remote)
         self._waiting.add(sequence)
         return sequence
 

@@ -14,6 +14,7 @@ import pytest
 
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.report import Completion
+from mlxcel_nb.client.verifying import verify
 from mlxcel_nb.display.reports import load_view, status_view
 from mlxcel_nb.errors import ConfigError, EngineLost, PeerLost
 from mlxcel_nb.models.params import SamplingParams
@@ -122,6 +123,17 @@ def test_what_is_kept_where_it_is_answered_is_not_read_elsewhere(engines: Cluste
     other = engines.generate([*prompt(300)[:280], *prompt(90, 1)], PARAMS)
     assert other.handover is not None and other.cached_tokens == 256, "its reader has the beginning too"
     engines.unload()
+
+
+def test_verify_compares_both_groups_with_the_whole(engines: Cluster, tiny: str) -> None:
+    """The first token's logits are of those who read, the others' of those who went on with what they were sent."""
+    names = ("di", "di:tp2", "di:pp2+tp2")
+    found = [verdict for verdict, _ in verify(engines, tiny, names, prompt(300), 12)]
+    assert [(each.layout, each.equal, each.refused, each.failed) for each in found] == [
+        (n, True, "", "") for n in names
+    ]
+    assert all(0 < each.delta < 1e-4 or each.layout == "di" for each in found)
+    assert engines.model is None
 
 
 def test_groups_that_cannot_work_together_are_refused_with_what_to_do(engines: Cluster, tiny: str) -> None:

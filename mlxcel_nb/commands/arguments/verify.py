@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mlxcel_nb.cluster.layout import Layout, parse_name, split_evenly
+from mlxcel_nb.cluster.layout import Apart, Layout, parse_apart, parse_name, split_evenly
 from mlxcel_nb.commands.arguments import shared
 from mlxcel_nb.commands.arguments.generation import DTYPES
 from mlxcel_nb.commands.parser import Kind, Tree, Where
@@ -28,7 +28,7 @@ def add(tree: Tree) -> None:
     verify.add("--model", metavar="MODEL", completes=Kind.MODEL, help=model)
     verify.add("--catalogue", action="store_true", help="tiny random models of every architecture in place of a model")
     verify.add("--arch", action="append", default=[], metavar="NAME", help="of the catalogue these only; repeatable")
-    usual = "as in tp2,pp2,tp2xpp2 (the default for a model)"
+    usual = "as in tp2,pp2,tp2xpp2 (the default for a model); di:tp2+pp2 reads prompts in one and answers in another"
     verify.add("--layouts", type=layouts, metavar="LIST", help=usual)
     verify.add("--prompt", metavar="TEXT", help="what to read first, in place of a sentence of ours")
     verify.add("--tokens", type=shared.count, metavar="N", help=f"how many to make (default {TOKENS})")
@@ -48,10 +48,15 @@ def layouts(text: str) -> tuple[str, ...]:
     names = []
     for word in filter(None, (each.strip() for each in text.split(","))):
         try:
-            sizes = parse_name(word)
+            apart = parse_apart(word)
+            names.append(_spelled(word) if apart is None else Apart(*map(_spelled, apart)).name)
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        names.append(Layout(split_evenly(sizes.pp, sizes.pp), sizes.tp, sizes.ep).name)
     if not names:
         raise argparse.ArgumentTypeError("there is no layout in it")
     return tuple(dict.fromkeys(names))
+
+
+def _spelled(word: str) -> str:
+    sizes = parse_name(word)
+    return Layout(split_evenly(sizes.pp, sizes.pp), sizes.tp, sizes.ep).name

@@ -51,11 +51,9 @@ def _catalogue(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _model(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import numpy as np
 
-    from mlxcel_nb.cluster.layout import make_layout, parse_name
     from mlxcel_nb.models.info import model_info
-    from mlxcel_nb.models.verifying.catalogued import compared, words_of
+    from mlxcel_nb.models.verifying.catalogued import compared, run_named, words_of
     from mlxcel_nb.models.verifying.comparing import Verdict
-    from mlxcel_nb.models.verifying.running import run
 
     folder, layouts, n = job["model"], job["layouts"], model_info(job["model"]).layers
     prompts = [np.array([job["prompt"]], np.int32)]
@@ -65,9 +63,8 @@ def _model(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     def answer(name: str, done: int, forced: Any) -> Any:
         _doing(name, done, len(layouts) + 1)
-        layout = make_layout(n, **parse_name(name)._asdict())
-        return run(
-            folder, layout, prompts, job["tokens"], forced=forced, dtype=job["dtype"],
+        return run_named(
+            folder, n, name, prompts, job["tokens"], forced=forced, dtype=job["dtype"],
             allow_code=job["allow_code"], vocab_parallel=job["vocab_parallel"], progress=progress_of(name, done),
         )  # fmt: skip
 

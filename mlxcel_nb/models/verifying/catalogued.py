@@ -9,14 +9,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from mlxcel_nb.cluster.layout import Layout, make_layout, parse_name
+from mlxcel_nb.cluster.layout import make_layout, parse_apart, parse_name
 from mlxcel_nb.errors import ConfigError
 from mlxcel_nb.models import catalogue
 from mlxcel_nb.models.verifying.comparing import Record, Verdict, compare, merge
+
+if TYPE_CHECKING:
+    from mlxcel_nb.models.verifying.running import Run
 
 PROMPT, STEPS = 17, 8
 """Tokens that are read at once, and then one by one. The sliding windows of the catalogue are of 8."""
@@ -88,8 +91,7 @@ def _verdicts(entry: catalogue.Entry, folder: Path, layouts: Sequence[str]) -> I
     forced = [record.tokens for record in whole.records]
     for name in layouts:
         try:
-            layout = _layout(n, name)
-            split = run(folder, layout, prompts, STEPS + 1, forced=forced)
+            split = run_named(folder, n, name, prompts, STEPS + 1, forced=forced)
         except ConfigError as error:
             yield Verdict(layout=name, refused=str(error))
         except Exception as error:  # noqa: BLE001  # the others are still to be tried
@@ -98,16 +100,40 @@ def _verdicts(entry: catalogue.Entry, folder: Path, layouts: Sequence[str]) -> I
             yield compared(name, whole.records, split.records, split.dtype)
 
 
-def _layout(n_layers: int, name: str) -> Layout:
-    return make_layout(n_layers, **parse_name(name)._asdict())
+def run_named(
+    folder: str | Path,
+    n_layers: int,
+    name: str,
+    prompts: Sequence[np.ndarray],
+    tokens: int,
+    *,
+    vocab_parallel: bool = False,
+    progress: Any = None,
+    **how: Any,
+) -> Run:
+    """`running.run` in the layout of this name, or `handing.run`, where it names two."""
+    from mlxcel_nb.models.verifying import handing, running
+
+    if (apart := parse_apart(name)) is None:
+        layout = make_layout(n_layers, **parse_name(name)._asdict())
+        return running.run(folder, layout, prompts, tokens, vocab_parallel=vocab_parallel, progress=progress, **how)
+    readers, answerers = (make_layout(n_layers, **parse_name(each)._asdict()) for each in apart)
+    return handing.run(folder, readers, answerers, prompts, tokens, **how)
 
 
 def compared(
     name: str, whole: Sequence[Record], split: Sequence[Record], dtype: str, *, judged: bool = True
 ) -> Verdict:
     """One layout over all prompts."""
-    pairs = zip(whole, split, strict=True)
+    pairs = zip([alike(one, other) for one, other in zip(whole, split, strict=True)], split, strict=True)
     return merge([compare(name, one, other, dtype=dtype, judged=judged and dtype == "float32") for one, other in pairs])
+
+
+def alike(whole: Record, split: Record) -> Record:
+    """`whole` at the positions that `split` has: of a prompt that others read, the last one alone."""
+    if split.logits.shape == whole.logits.shape:
+        return whole
+    return Record(whole.tokens, whole.logits[:, whole.predicted], slice(None))
 
 
 def ids(batch: int) -> np.ndarray:

@@ -21,7 +21,8 @@ from mlxcel_nb.models.cache_shares import holdings
 from mlxcel_nb.models.cache_state import describe
 from mlxcel_nb.models.caches import every
 from mlxcel_nb.models.loading import give_back
-from mlxcel_nb.models.verifying.running import CHUNK, Meeting, Rank, member_name, one_at_a_time, thread_of
+from mlxcel_nb.models.verifying.comparing import Record
+from mlxcel_nb.models.verifying.running import CHUNK, Meeting, Rank, Run, member_name, one_at_a_time, thread_of
 from mlxcel_nb.plan.recutting import Holdings, Want, wants
 from mlxcel_nb.wire.kv import ArraySpec
 from mlxcel_nb.wire.kv_assembler import ArrivedLayer
@@ -37,13 +38,15 @@ def run(
     prompts: Sequence[np.ndarray],
     tokens: int,
     *,
+    forced: Sequence[np.ndarray] | None = None,
     dtype: str = "auto",
     allow_code: bool = False,
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each prompt, the tokens (T,) and their logits (T, V); the first one is of those who read it.
+) -> Run:
+    """Have the prompts read in one layout and answered in the other; the first token's logits are of those who read.
 
     Args:
-        prompts: ids (L,) each.
+        prompts: ids, (B, L) each.
+        forced: for each prompt the (B, tokens) ids to be fed when logits are noted; its own when None.
 
     Raises:
         MlxcelError: what the first rank that failed raised.
@@ -52,22 +55,41 @@ def run(
     given = {"allow_code": allow_code, "vocab_parallel": False}
     reading = [_Reader(Path(folder), readers, n, meetings[0], dtype, **given) for n in range(readers.width)]
     answering = [_Answerer(Path(folder), answerers, n, meetings[1], dtype, **given) for n in range(answerers.width)]
-    made = []
+    records = []
     with one_at_a_time:
         try:
             for ranks in (reading, answering):
                 _all(ranks, [each.load for each in ranks])
             wanted = _wanted(reading, answering)
-            for prompt in prompts:
-                _all(reading, [each.reads(prompt, wanted) for each in reading])
-                sent = _merged(each.sent for each in reading)
-                first = reading[0].logits
-                _all(answering, [each.goes_on(len(prompt), first, sent, tokens) for each in answering])
-                made.append((answering[0].tokens, answering[0].seen))
+            for number, batch in enumerate(prompts):
+                rows = [_answered(reading, answering, wanted, prompt, tokens, None) for prompt in batch]
+                made, logits = (np.stack(each) for each in zip(*rows, strict=True))
+                if forced is not None:
+                    fed = zip(batch, forced[number], strict=True)
+                    told = [_answered(reading, answering, wanted, prompt, tokens, ids) for prompt, ids in fed]
+                    logits = np.stack([each for _, each in told])
+                records.append(Record(tokens=made, logits=logits, predicted=slice(None)))
+            kind, warnings = answering[0].dtype, [w for each in (*reading, *answering) for w in each.warnings]
         finally:
             _all([*reading, *answering], [each.drop for each in (*reading, *answering)])
     give_back()
-    return made
+    return Run(records, kind, list(dict.fromkeys(warnings)))
+
+
+def _answered(
+    reading: Sequence[_Reader],
+    answering: Sequence[_Answerer],
+    wanted: Mapping[str, Mapping[str, Sequence[Want]]],
+    prompt: np.ndarray,
+    tokens: int,
+    fed: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens (T,) after a prompt (L,), and their logits (T, V)."""
+    _all(reading, [each.reads(prompt, wanted) for each in reading])
+    sent = _merged(each.sent for each in reading)
+    first = reading[0].logits
+    _all(answering, [each.goes_on(len(prompt), first, sent, tokens, fed) for each in answering])
+    return answering[0].tokens, answering[0].seen
 
 
 def _all(ranks: Sequence[Rank], does: Sequence[Callable[[], None]]) -> None:
@@ -158,7 +180,9 @@ class _Answerer(_Member):
     tokens: np.ndarray
     seen: np.ndarray
 
-    def goes_on(self, length: int, first: np.ndarray, sent: Mapping[str, Sent], count: int) -> Callable[[], None]:
+    def goes_on(
+        self, length: int, first: np.ndarray, sent: Mapping[str, Sent], count: int, fed: np.ndarray | None
+    ) -> Callable[[], None]:
         def go_on() -> None:
             caches = []
             for (name, own), part in zip(self.kept.items(), self._parts, strict=True):
@@ -166,8 +190,9 @@ class _Answerer(_Member):
                 kept = {n: put_together(share, came[n]) for n, share in enumerate(own) if share is not None}
                 caches.append(caches_of(part, kept, length))
             seen = [first]
-            for _ in range(count - 1):
-                seen.append(self._step(np.array([[seen[-1].argmax()]]), caches, None)[0, -1])
+            for index in range(count - 1):
+                token = seen[-1].argmax() if fed is None else fed[index]
+                seen.append(self._step(np.array([[token]]), caches, None)[0, -1])
             self.seen = np.stack(seen)
             self.tokens = self.seen.argmax(-1)
 

@@ -60,12 +60,13 @@ class Bringing:
                 continue
             sequence = active.sequence
             assert sequence is not None
-            if not active.readers:
+            made = expect.length - len(active.prompt)
+            if not active.readers or (made and active.command.order.forced is not None):
                 self._scheduler.read_here(sequence)
                 continue
             order, reader = active.command.order, active.readers[0]
             fetch = self._fetches.begin(order, active.prompt, sequence, expect.transfer, epoch, reader)
-            active.clock.started = active.clock.started or fetch.asked_s
+            self._engine.begun(active, fetch.asked_s, plan.step)
             active.fetch = fetch
 
     def drop(self, sequence: Sequence) -> None:

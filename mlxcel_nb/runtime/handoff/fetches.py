@@ -75,10 +75,12 @@ class Fetches:
         made = sequence.tokens[len(prompt) :]
         params = SamplingParams.from_dict({**order.params.to_dict(), "max_tokens": len(made) + 1})
         now = time.monotonic()
-        fetch = Fetch(f"{order.id}.{transfer}", reader, sequence, transfer, now, now)
+        # What its members note of one that is fed its tokens is asked for by its own id.
+        name = order.id if order.forced is not None else f"{order.id}.{transfer}"
+        fetch = Fetch(name, reader, sequence, transfer, now, now)
         wish = GenerateOrder(
             id=fetch.id, instance=reader, params=params, token_ids=list(prompt), made=made or None,
-            caller=order.caller, hand=HandTo(self._instance, epoch, transfer, order.id),
+            forced=order.forced, caller=order.caller, hand=HandTo(self._instance, epoch, transfer, order.id),
         )  # fmt: skip
         self._by_id[fetch.id] = fetch
         self._ask(wish.to_dict())
