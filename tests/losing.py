@@ -1,8 +1,9 @@
 """`python -m tests.losing [TRIALS] [SEED]`: a node of prefill and decode groups is killed, at a moment drawn by chance.
 
-In each trial eight requests are under way when a node dies, in a phase that is drawn: while requests wait, while prompts
-are read, while keys and values travel, or while tokens are made. There is another group of either kind, so each request
-has to end with the text that one process gives, and within a minute. A trial that does not is told, and the run fails.
+In each trial eight requests are under way when a node dies, in a phase that is drawn: while requests wait, while
+prompts are read, while keys and values travel, or while tokens are made. There is another group of either kind, so each
+request has to end with the text that one process gives, and within a minute. A trial that does not is told, and the run
+fails.
 """
 
 from __future__ import annotations
