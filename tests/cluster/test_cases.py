@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mlxcel_nb.client import loading, plans
+from mlxcel_nb.client import plans
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.llm import LLM
 from mlxcel_nb.errors import MlxcelError, ModelError, NodeFailed, RequestError
@@ -323,7 +323,7 @@ def test_a_file_broken_on_a_node_is_named_with_the_node(
     """Case 44: the files went bad after the notebook looked at them."""
     folder = make_tiny(tmp_path / "tiny")
     plan = plans.prepare(str(folder), pp=2)
-    monkeypatch.setattr(loading, "prepare", lambda _model, **_options: plan)
+    monkeypatch.setattr(plans, "prepare", lambda _model, **_options: plan)
     weights = folder / "model.safetensors"
     if damage == "missing":
         weights.unlink()
@@ -373,7 +373,7 @@ def test_a_model_s_own_code_runs_only_when_the_user_allows_it(engines: Cluster, 
 def test_an_engine_refuses_code_by_itself(engines: Cluster, own_code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 65: whatever the notebook looked at."""
     plan = plans.prepare(str(own_code), allow_code=True)
-    monkeypatch.setattr(loading, "prepare", lambda _model, **_options: plan)
+    monkeypatch.setattr(plans, "prepare", lambda _model, **_options: plan)
     with pytest.raises(ModelError, match=r"^engine-0: .*own Python code"):
         engines.load(str(own_code))
     assert not (own_code / "ran").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxcel_nb.client import loading, plans
+from mlxcel_nb.client import plans
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.llm import LLM
 from mlxcel_nb.client.replicas import FRESH_S
@@ -140,7 +140,7 @@ def test_replicas_with_other_files_are_refused_before_anything_is_loaded(
         make_tiny(tmp_path / node / "m", seed=number // 2)
         on_engine(engines, node, os.chdir, str(tmp_path / node))
     plan = replace(plans.prepare(str(tmp_path / "engine-0" / "m"), dp=3), path=Path("m"))
-    monkeypatch.setattr(loading, "prepare", lambda _model, **_options: plan)
+    monkeypatch.setattr(plans, "prepare", lambda _model, **_options: plan)
     with pytest.raises(ModelError, match=r"^engine-2: has another model\.safetensors than engine-0"):
         engines.load("m", dp=3)
     assert engines.model is None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mlxcel_nb.client import loading, plans, sameness
+from mlxcel_nb.client import plans, sameness
 from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.report import LoadProgress
 from mlxcel_nb.errors import MlxcelError, ModelError
@@ -36,7 +36,7 @@ def hosts(engines: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         make_tiny(tmp_path / node / "m")
         on_engine(engines, node, os.chdir, str(tmp_path / node))
     plan = plans.prepare(str(tmp_path / ENGINES[0] / "m"), pp=3)
-    monkeypatch.setattr(loading, "prepare", lambda _model, **_options: replace(plan, path=Path("m")))
+    monkeypatch.setattr(plans, "prepare", lambda _model, **_options: replace(plan, path=Path("m")))
     return tmp_path
 
 
