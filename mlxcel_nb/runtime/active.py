@@ -35,6 +35,13 @@ class Active:
     fetch: Fetch | None = None
     """How it was read by one of them, at last."""
 
+    @property
+    def reused(self) -> int:
+        """Tokens that were not computed for it, here or where it was read."""
+        if self.fetch is not None and self.fetch.first_s is not None:
+            return self.fetch.reused
+        return self.sequence.reused if self.sequence is not None else 0
+
 
 def limits_of(instance: Instance, members: tuple[Room | None, ...], context: int) -> Limits:
     """What the scheduler has to know of the instance. A member that cannot say what room it has sets no bound."""

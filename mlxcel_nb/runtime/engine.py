@@ -388,7 +388,7 @@ class Engine:
             error=error if reason == "error" else None,
             usage={
                 "prompt_tokens": len(active.prompt),
-                "cached_tokens": min(self._reused(active), len(active.prompt)),
+                "cached_tokens": min(active.reused, len(active.prompt)),
                 "generation_tokens": active.answer.tokens,
             },
             timings=active.clock.timings(len(active.prompt), active.answer.tokens - len(order.made or ())),
@@ -396,13 +396,6 @@ class Engine:
             **facts(active.fetch),
             **more,
         )
-
-    @staticmethod
-    def _reused(active: Active) -> int:
-        """Tokens that were not computed for it, here or where it was read."""
-        if active.fetch is not None and active.fetch.first_s is not None:
-            return active.fetch.reused
-        return active.sequence.reused if active.sequence is not None else 0
 
     # -- when a step fails ------------------------------------------------------------------------
 

@@ -12,11 +12,10 @@ loaded     node -> router    the part is ready: its layers, bytes and dtype, and
 unload     router -> node    drop the model; answered by reply
 open       router -> leader  all have loaded: take requests, within this room; answered by reply
 generate   router -> leader  make text; answered by stream frames prefill ..., delta ..., end
-generate   leader -> leader  (of another instance) read this prompt, and hand its keys and values over; answered by
-                             stream frames prefill ..., first, end
+generate   leader -> leader  read this prompt for another instance; answered by stream frames prefill ..., first, end
 first      leader -> leader  (stream) the prompt has been read, and this token follows it
-join       router -> member  open links to the members of these instances: to read for them, or have them read;
-                             answered by joined or error
+join       router -> member  read for these instances, and have those read for you; answered by joined or error
+joined     member -> router  its links are open, and everybody has said what he keeps and what he wants
 prefill    leader -> router  (stream) so much of a long prompt has been read
 delta      leader -> router  (stream) text and ids of a request
 end        leader -> router  (stream) a request is over, why, and its figures
@@ -34,6 +33,8 @@ error      node -> any       the message with this `id` is refused or has failed
 failed     member -> leader  my part of this epoch raised this error
 landed     member -> leader  all that I was to expect of this sequence is here
 sent       member -> leader  all that I was to send of this sequence has been taken, or has not
+holds      member -> member  (kv link) I read for you, and keep these parts of the caches
+wants      member -> member  (kv link) send me these of them
 abort      leader -> member  leave this epoch; on the hot link too
 step       leader -> member  (hot link) run this plan
 tokens     sampler -> leader (hot link) what was sampled in this step; nothing, where it was a part of a prompt

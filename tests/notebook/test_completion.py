@@ -31,7 +31,7 @@ def texts(before: str) -> list[str]:
         ("load ", "", ["smollm2-135m", "'my model'"]),
         ("load smo", "smo", ["smollm2-135m"]),
         ("load 'my", "'my", ["'my model"]),
-        ("load smollm2-135m --d", "--d", ["--dp", "--dtype"]),
+        ("load smollm2-135m --d", "--d", ["--dp", "--decode", "--decode-layout", "--dtype"]),
         ("load smollm2-135m --dtype ", "", ["auto", "native", "float32", "float16", "bfloat16"]),
         ("load smollm2-135m --dtype=f", "f", ["float32", "float16"]),
         ("cluster stop --cluster ", "", ["mlxcel"]),
