@@ -48,7 +48,7 @@ AUTO = "auto"
 """How keys and values travel from prefill to decode groups, where nobody says it: as is fastest, by measuring."""
 
 PREFILL_FROM = 64
-"""Tokens to be read from which on a prefill group reads them: below, asking takes longer than reading."""
+"""Tokens to be read from which on a prefill group reads them; so few take a step or two where they are answered."""
 
 _NEAR = {"pp": "pipeline"}  # what the letters are nearest to is not what is meant
 

@@ -18,7 +18,7 @@ from mlxcel_nb.client.verifying import verify
 from mlxcel_nb.display.reports import load_view, status_view
 from mlxcel_nb.errors import ConfigError, EngineLost, PeerLost
 from mlxcel_nb.models.params import SamplingParams
-from tests.cluster.harness import activity, nothing_left, pid_of, wait_until
+from tests.cluster.harness import activity, nothing_left, on_engine, pid_of, this_node, wait_until
 from tests.tiny import make_tiny
 
 LENGTHS = (1, 255, 256, 257, 700)
@@ -122,6 +122,27 @@ def test_what_is_kept_where_it_is_answered_is_not_read_elsewhere(engines: Cluste
     assert again.cached_tokens >= 288
     other = engines.generate([*prompt(300)[:280], *prompt(90, 1)], PARAMS)
     assert other.handover is not None and other.cached_tokens == 256, "its reader has the beginning too"
+    engines.unload()
+
+
+def cut_links_for_caches() -> int:
+    """On an engine: its links for caches break off."""
+    links = list(this_node()._worker.instance.handoff._links.values())
+    for link in links:
+        link.link.hang_up()
+    return len(links)
+
+
+def test_a_link_for_caches_that_breaks_off_is_made_again(engines: Cluster, tiny: str) -> None:
+    engines.load(tiny, prefill=1, decode=1, prefill_from=0)
+    expected = engines.generate(prompt(300), PARAMS).token_ids
+    assert on_engine(engines, "engine-0", cut_links_for_caches) == 1
+    assert engines.generate(prompt(300), PARAMS).token_ids == expected, "whoever reads it meanwhile"
+    wait_until(
+        lambda: engines.generate(prompt(300), PARAMS).handover is not None
+        and engines.generate([*prompt(40, 9), *prompt(300)], PARAMS).handover is not None,
+        deadline_s=20, what="prompts to be read elsewhere again",
+    )  # fmt: skip
     engines.unload()
 
 

@@ -89,31 +89,31 @@ class Bringing:
         message = command.message
         fetch = self._fetches.of(str(message.get("id")))
         if fetch is None:
-            return None
-        fetch.heard_s = now = time.monotonic()
-        active = self._engine.active(fetch.sequence.number)
-        if active is None or fetch.sequence.transfer != fetch.transfer:
-            return self._last(fetch, message)
-        kind = message.get("type")
+            return
+        fetch.heard_s = time.monotonic()
         try:
-            if kind == "prefill" and fetch.first_s is None:
-                news = {
-                    "type": "prefill",
-                    "id": active.command.order.id,
-                    "done": message["done"],
-                    "total": message["total"],
-                }
+            self._take(fetch, message)
+        except Exception as caught:  # noqa: BLE001  # whatever a reader says, somebody else can read
+            self._again(fetch, errors.wrap(caught, self._worker.node_id))
+
+    def _take(self, fetch: Fetch, message: dict[str, Any]) -> None:
+        kind, active = message.get("type"), self._engine.active(fetch.sequence.number)
+        if active is None or fetch.sequence.transfer != fetch.transfer:  # it has gone on, or is not waited for
+            if kind == "end":
+                self._fetches.over(fetch)
+                if message.get("error") is None:
+                    fetch.account = Account.from_list(message.get("handed"))
+        elif kind == "prefill":
+            if fetch.first_s is None:
+                done, total = field(message, "done", int), field(message, "total", int)
+                news = {"type": "prefill", "id": active.command.order.id, "done": done, "total": total}
                 self._worker.outbox.stream(news)
-            elif kind == "prefill":
-                pass
-            elif kind == "first" and fetch.first_s is None:
-                self._first(fetch, active, message, now)
-            elif kind == "end":
-                self._ended(fetch, message)
-            else:
-                raise WireError(f"{kind!r:.20} of whoever reads a prompt")
-        except MlxcelError as error:
-            self._again(fetch, error)
+        elif kind == "first" and fetch.first_s is None:
+            self._first(fetch, active, message, fetch.heard_s)
+        elif kind == "end":
+            self._ended(fetch, message)
+        else:
+            raise WireError(f"{kind!r:.20} of whoever reads a prompt")
 
     def landed(self, command: Landed, epoch: int) -> None:
         """A member has all that was expected of a transfer."""
@@ -140,13 +140,6 @@ class Bringing:
         fetch.account = Account.from_list(message.get("handed"))
         self._settle(fetch)
 
-    def _last(self, fetch: Fetch, message: dict[str, Any]) -> None:
-        """What is said of a sequence that has gone on already, or is not waited for."""
-        if message.get("type") == "end":
-            if message.get("error") is None and isinstance(message.get("handed"), list):
-                fetch.account = Account.from_list(message["handed"])
-            self._fetches.over(fetch)
-
     def _settle(self, fetch: Fetch) -> None:
         """Go on, if all is there."""
         if fetch.first_s is not None and fetch.landed_s is not None and fetch.sequence.transfer == fetch.transfer:
@@ -156,8 +149,8 @@ class Bringing:
 
     def _again(self, fetch: Fetch, error: MlxcelError) -> None:
         """Have somebody else read it, or read it here."""
-        if fetch.landed_s is not None and fetch.first_s is not None:
-            self._fetches.over(fetch)
+        if fetch.sequence.transfer != fetch.transfer or (fetch.landed_s is not None and fetch.first_s is not None):
+            self._fetches.over(fetch)  # it has gone on
             return
         log.info("a prompt is not read elsewhere: %s", error)
         self._fetches.drop(fetch.sequence)
