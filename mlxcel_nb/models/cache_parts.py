@@ -47,17 +47,26 @@ def cut_out(state: LayerState, share: CacheShare, want: Want) -> list[mx.array]:
     return found
 
 
-def caches_of(part: LoadedPart, kept: Mapping[int, Whole], tokens: int) -> list[Any]:
-    """The caches of a sequence of `tokens` tokens, of those that this member keeps; the others count along."""
+def restored(whole: Whole) -> Any:
+    """A cache, of its bytes; None for one without arrays.
+
+    Raises:
+        WireError: numbers that no such cache has.
+    """
+    if not whole.arrays:
+        return None
+    arrays = [from_bytes(x, s.dtype, s.dims) for x, s in zip(whole.arrays, whole.specs, strict=True)]
+    return restore(whole.layout, arrays, whole.scalars)
+
+
+def caches_of(part: LoadedPart, kept: Mapping[int, Any], tokens: int) -> list[Any]:
+    """The caches of a sequence of `tokens` tokens: those `kept` here, as `restored` gave them; others count along."""
     made = part.make_cache()
     found = []
     for number, cache in enumerate(every(made)):
-        if (whole := kept.get(number)) is None or not whole.arrays:
+        if (known := kept.get(number)) is None:
             advance(cache, tokens)
-            found.append(cache)
-        else:
-            arrays = [from_bytes(x, s.dtype, s.dims) for x, s in zip(whole.arrays, whole.specs, strict=True)]
-            found.append(restore(whole.layout, arrays, whole.scalars))
+        found.append(cache if known is None else known)
     return like(made, iter(found))
 
 

@@ -186,6 +186,7 @@ class Execution:
 
     def _hand_over(self, plan: StepPlan, handoff: Handoff) -> None:
         """What comes from other instances, and what goes to them."""
+        handoff.arrivals.prepare()
         for sequence in plan.drop:
             handoff.arrivals.drop(sequence)
             handoff.departures.drop(sequence)
@@ -195,8 +196,8 @@ class Execution:
         lengths = {opened.sequence: opened.length for opened in plan.open}
         for land in plan.land:
             if land.home == self._home:
-                whole = handoff.arrivals.take(land.transfer)
-                self._singles[land.sequence] = caches_of(self._part, whole, lengths[land.sequence])
+                kept = handoff.arrivals.take(land.transfer)
+                self._singles[land.sequence] = caches_of(self._part, kept, lengths[land.sequence])
         for hand in plan.hand:
             if hand.home == self._home:
                 handoff.departures.begin(hand)

@@ -37,7 +37,9 @@ class ArrivedLayer(NamedTuple):
 
 
 class Complete(NamedTuple):
-    """All of a transfer is here and agrees; `ack` is to be sent back."""
+    """All of a transfer is here and agrees; `ack` is to be sent back. Layers that were handed over before are left
+    out.
+    """
 
     transfer: Transfer
     layers: dict[int, ArrivedLayer]
@@ -63,6 +65,7 @@ class Abandoned(NamedTuple):
 
 Event = Complete | Refusal | Abandoned
 Place = Callable[[Transfer, int, int, ArraySpec], memoryview]
+Filled = Callable[[Transfer, int, ArrivedLayer], None]
 Suits = Callable[[Transfer, int, Layout, tuple[ArraySpec, ...], dict[str, Any]], str | None]
 
 
@@ -77,6 +80,8 @@ class KVAssembler:
         place: given transfer, layer, index of the array and its shape, the memory for all of it; called once for each
             array, when its first piece is here and has been checked. Fresh memory where not given.
         suits: looks at a layer before its pieces come; a text says why this node cannot keep such a one.
+        filled: handed each layer as soon as it is whole, which the assembler does not keep then. Whether the transfer
+            comes to its end is open.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class KVAssembler:
         epoch: int = 0,
         place: Place | None = None,
         suits: Suits | None = None,
+        filled: Filled | None = None,
     ) -> None:
         self.epoch = epoch
         self.stale = 0
@@ -97,6 +103,7 @@ class KVAssembler:
         self._limit = limit
         self._place = place
         self._suits = suits
+        self._filled = filled
         self._open: dict[int, _Partial] = {}
         self._refused: dict[tuple[int, int, str], None] = {}
 
@@ -149,6 +156,7 @@ class KVAssembler:
             return self._layer(partial, header, body)
         if header.type is KVType.PIECE:
             partial.piece(header, body, self._place)
+            self._hand_over(partial, header.layer)
         elif header.type is KVType.END:
             partial.end(kv.decode_counts(body, "end"))
         elif header.type is KVType.ABANDON:
@@ -186,7 +194,12 @@ class KVAssembler:
             why = self._suits(partial.transfer, header.layer, header.layout, specs, scalars)
             if why is not None:
                 return self.refuse(partial.transfer, Why.LAYOUT, why)
+        self._hand_over(partial, header.layer)
         return self._finished(partial)
+
+    def _hand_over(self, partial: _Partial, layer: int) -> None:
+        if self._filled is not None and (whole := partial.filled(layer)) is not None:
+            self._filled(partial.transfer, layer, whole)
 
     def _finished(self, partial: _Partial) -> Complete | None:
         """The transfer handed over, if that was all of it."""
@@ -247,6 +260,7 @@ class _Partial:
         self.nbytes = nbytes
         self.counts = Counts(0, 0)
         self._layers: dict[int, tuple[KVHeader, dict[str, Any], list[_Slot]] | None] = dict.fromkeys(layers)
+        self._handed: set[int] = set()
         self._described = 0
         self._undescribed = len(layers)
         self._unfilled = 0
@@ -354,15 +368,27 @@ class _Partial:
             )
         return whole
 
+    def filled(self, number: int) -> ArrivedLayer | None:
+        """A layer, if it is whole; its memory is the caller's."""
+        entry = self._layers[number]
+        if entry is None or not all(slot.complete for slot in entry[2]):
+            return None
+        self._handed.add(number)
+        layer = self._arrived(number)
+        for slot in entry[2]:
+            slot.memory = None
+        return layer
+
     def arrived(self) -> dict[int, ArrivedLayer]:
-        result = {}
-        for number, layer in self._layers.items():
-            assert layer is not None
-            header, scalars, slots = layer
-            assert header.dtype is not None
-            arrays = tuple(memoryview(b"") if slot.memory is None else slot.memory for slot in slots)
-            result[number] = ArrivedLayer(header.layout, header.dtype, tuple(s.spec for s in slots), arrays, scalars)
-        return result
+        return {number: self._arrived(number) for number in self._layers if number not in self._handed}
+
+    def _arrived(self, number: int) -> ArrivedLayer:
+        entry = self._layers[number]
+        assert entry is not None
+        header, scalars, slots = entry
+        assert header.dtype is not None
+        arrays = tuple(memoryview(b"") if slot.memory is None else slot.memory for slot in slots)
+        return ArrivedLayer(header.layout, header.dtype, tuple(slot.spec for slot in slots), arrays, scalars)
 
 
 def _decode_piece(tensor: memoryview, dtype: str, dims: tuple[int, ...]) -> memoryview:

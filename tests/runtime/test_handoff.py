@@ -15,9 +15,6 @@ import pytest
 from mlx_lm.models import cache as mlx_caches
 
 from mlxcel_nb.errors import MlxcelError, WireError
-from mlxcel_nb.models.arrays import from_bytes
-from mlxcel_nb.models.cache_parts import Whole
-from mlxcel_nb.models.cache_state import restore
 from mlxcel_nb.net.bulk.bulk_link import BulkLink
 from mlxcel_nb.plan.recutting import WHOLE, ArrayShare, Holdings, kv_share
 from mlxcel_nb.plan.shards import split_evenly
@@ -148,11 +145,6 @@ class Scene:
             reader.departures.finish(5, caches)
 
 
-def _cache(kept: Whole) -> Any:
-    arrays = [from_bytes(x, spec.dtype, spec.dims) for x, spec in zip(kept.arrays, kept.specs, strict=True)]
-    return restore(kept.layout, arrays, kept.scalars)
-
-
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as made:
@@ -167,9 +159,8 @@ def test_every_member_gets_its_part_of_what_grows_on_others(readers: int, answer
     keys, values, window, state = whole()
     for answerer in scene.answerers:
         assert answerer.landed.get(timeout=10) == (3, 7)
-        taken = answerer.arrivals.take(7)
-        assert sorted(taken) == [0, 1, 2, 4] and not answerer.arrivals.nbytes
-        made = {number: _cache(each) for number, each in taken.items()}
+        made = answerer.arrivals.take(7)
+        assert sorted(made) == [0, 1, 2, 4] and not answerer.arrivals.nbytes
         own = slice(*split_evenly(HEADS, answerers)[answerer.rank])
         assert np.array_equal(np.array(made[0].keys), keys[:, own]) and np.array_equal(made[0].values, values[:, own])
         codes, scales, biases = made[4].keys
@@ -183,6 +174,30 @@ def test_every_member_gets_its_part_of_what_grows_on_others(readers: int, answer
         account = reader.over.get(timeout=10)
         assert isinstance(account, Account) and account.after_s > 0 and 0 < account.before < account.sent
         assert account.sent > account.nbytes > 0
+
+
+def test_arrays_are_made_a_few_at_a_time_before_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, stack: ExitStack
+) -> None:
+    """Of what is here, at each step one cache, or as many as fit."""
+    scene = Scene(2, 1, stack)
+    scene.expect()
+    scene.send()
+    arrivals = scene.answerers[0].arrivals
+    assert scene.answerers[0].landed.get(timeout=10) == (3, 7)
+    monkeypatch.setattr("mlxcel_nb.runtime.handoff.arrivals.PREPARED_BYTES", 1)
+    left = [arrivals.nbytes]
+    for _ in range(2):
+        arrivals.prepare()
+        left.append(arrivals.nbytes)
+    assert left[0] > left[1] > left[2] > 0
+    made = arrivals.take(7)
+    keys, values, _, state = whole()
+    assert np.array_equal(np.array(made[0].keys), keys) and np.array_equal(np.array(made[0].values), values)
+    assert np.array_equal(np.array(made[2][0]), state)
+    arrivals.prepare()
+    with pytest.raises(WireError, match="is not here"):
+        arrivals.take(7)
 
 
 def test_what_is_not_expected_yet_waits_for_the_plan_that_expects_it(stack: ExitStack) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from mlxcel_nb.errors import WireError
 from mlxcel_nb.wire import kv, kv_assembler, quantising, tensors
-from mlxcel_nb.wire.kv import ArraySpec, Counts, Layout, Range, Why
-from mlxcel_nb.wire.kv_assembler import Abandoned, Complete, Refusal
+from mlxcel_nb.wire.kv import ArraySpec, Counts, Layout, Range, Transfer, Why
+from mlxcel_nb.wire.kv_assembler import Abandoned, ArrivedLayer, Complete, Refusal
 from mlxcel_nb.wire.kv_sender import KVSender
 from tests.wire.kv_ends import LIMIT, SPEC, assembler, content, feed, header_of, sent, transfer
 
@@ -51,6 +51,34 @@ def test_layers_and_pieces_come_in_any_order(seed: int, piece_bytes: int) -> Non
         assert arrived.scalars == {"layer": layer}
     assert sender.heard(memoryview(last.ack)) and sender.acknowledged
     assert receiver.reserved == receiver.allocated == 0
+
+
+@given(st.integers(0, 2**32))
+def test_layers_may_be_handed_over_one_by_one(seed: int) -> None:
+    """Each once, when the last of it is here; nothing of it is kept, and none of it may come again."""
+    _, begin, bodies, end = sent()
+    order = random.Random(seed)
+    stream, rest = [body[0] for body in bodies], [message for body in bodies for message in body[1:]]
+    order.shuffle(rest)
+    handed: dict[int, list[bytes]] = {}
+    lacks = {header_of(body[0]).layer: {*body[1:]} for body in bodies}
+
+    def filled(_: Transfer, layer: int, arrived: ArrivedLayer) -> None:
+        assert layer not in handed and not lacks[layer], "before it was all there"
+        handed[layer] = [bytes(array) for array in arrived.arrays]
+
+    receiver = assembler(filled=filled)
+    assert not feed(receiver, [*begin, *stream])
+    for message in rest:
+        lacks[header_of(message).layer].discard(message)
+        assert not feed(receiver, [message])
+    assert handed == {layer: [content(layer, 0), content(layer, 1)] for layer in (4, 5)}
+    assert not receiver.allocated
+    done = only(feed(receiver, [end]))
+    assert not done.layers
+    receiver = assembler(filled=lambda *_: None)
+    with pytest.raises(WireError, match="come twice"):
+        feed(receiver, [*begin, *stream, *rest, rest[0]])
 
 
 def test_transfers_of_one_connection_may_be_interleaved() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from mlxcel_nb.cluster.layout import Layout
 from mlxcel_nb.models.arrays import as_bytes
-from mlxcel_nb.models.cache_parts import caches_of, cut_out, put_together
+from mlxcel_nb.models.cache_parts import caches_of, cut_out, put_together, restored
 from mlxcel_nb.models.cache_shares import holdings
 from mlxcel_nb.models.cache_state import describe
 from mlxcel_nb.models.caches import every
@@ -187,7 +187,8 @@ class _Answerer(_Member):
             caches = []
             for (name, own), part in zip(self.kept.items(), self._parts, strict=True):
                 came = sent.get(name, {})
-                kept = {n: put_together(share, came[n]) for n, share in enumerate(own) if share is not None}
+                held = {n: share for n, share in enumerate(own) if share is not None}
+                kept = {n: restored(put_together(share, came[n])) for n, share in held.items()}
                 caches.append(caches_of(part, kept, length))
             seen = [first]
             for index in range(count - 1):

@@ -1,8 +1,9 @@
 """What comes of sequences that other instances have read, on a member that is to go on with them.
 
-The plan says what is expected; the links bring it, each on its own thread, in any order; when all of a transfer is here
-and agrees, the member says so, and a later plan makes the caches of a sequence of it. What nobody expects waits a
-moment for a plan that is on its way, and is then refused. What is expected is given up when the plan drops it.
+The plan says what is expected; the links bring it, each on its own thread, in any order. Of what is here the MLX thread
+makes a few arrays before each step, so that no step waits for all of them. When all of a transfer is here and agrees,
+the member says so, and a later plan makes a sequence of it. What nobody expects waits a moment for a plan that is on
+its way, and is then refused. What is expected is given up when the plan drops it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from mlxcel_nb.errors import WireError
-from mlxcel_nb.models.cache_parts import Whole, put_together
+from mlxcel_nb.models.cache_parts import Whole, put_together, restored
 from mlxcel_nb.plan.recutting import Holdings, Want, wants
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.wire import kv
@@ -32,15 +34,36 @@ PARTS = 64
 """What a member sends of a sequence is a transfer for each range of heads; those of one have numbers that follow."""
 
 
+PREPARED_BYTES = 4 << 20
+"""Of what has come, copied to arrays before a step: a millisecond or two; one cache at least."""
+
+
 @dataclass
 class Coming:
-    """What is here of a transfer: of each cache the parts that have come, by sender."""
+    """What is here of a transfer.
+
+    Attributes:
+        parts: by cache, from each sender that has brought its part of it.
+        whole: caches of which all parts are here.
+        made: those of which arrays have been made.
+        brought: caches of transfers that have ended, by sender.
+        complete: all have.
+    """
 
     sequence: int
     length: int
-    parts: dict[str, dict[int, ArrivedLayer]] = field(default_factory=dict)
-    nbytes: int = 0
-    whole: dict[int, Whole] | None = None
+    parts: dict[int, dict[str, ArrivedLayer]] = field(default_factory=dict)
+    whole: dict[int, Whole] = field(default_factory=dict)
+    made: dict[int, Any] = field(default_factory=dict)
+    brought: dict[str, set[int]] = field(default_factory=dict)
+    complete: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is here as bytes."""
+        waiting = [part.arrays for parts in self.parts.values() for part in parts.values()]
+        waiting += [whole.arrays for whole in self.whole.values()]
+        return sum(memory.nbytes for arrays in waiting for memory in arrays)
 
 
 @dataclass(frozen=True)
@@ -51,6 +74,8 @@ class Sender:
     name: str
     assembler: KVAssembler
     wanted: dict[int, Want]
+    filled: dict[int, set[int]] = field(default_factory=dict)
+    """By transfer that is under way, the caches that are here."""
 
 
 class Arrivals:
@@ -96,8 +121,12 @@ class Arrivals:
 
     def _sender(self, instance: str, name: str, wanted: Sequence[Want]) -> Sender:
         layers = range(len(self._own))
-        assembler = KVAssembler(model=self._model, layers=layers, limit=self._limit, place=_memory)
-        return Sender(instance, name, assembler, {want.cache: want for want in wanted})
+        assembler = KVAssembler(
+            model=self._model, layers=layers, limit=self._limit, place=_memory,
+            filled=lambda transfer, cache, layer: self._filled(sender, transfer, cache, layer),
+        )  # fmt: skip
+        sender = Sender(instance, name, assembler, {want.cache: want for want in wanted})
+        return sender
 
     def sender(self, instance: str, name: str) -> Sender:
         """A member of an instance that has been met, for the link to it."""
@@ -115,17 +144,32 @@ class Arrivals:
             self._coming[transfer] = Coming(sequence, length)
             self._changed.notify_all()
 
-    def take(self, transfer: int) -> dict[int, Whole]:
-        """All that has come of `transfer`.
+    def prepare(self) -> None:
+        """Make arrays of some of what is here, before they are asked for."""
+        left = PREPARED_BYTES
+        while left > 0:
+            with self._changed:
+                coming = next((each for each in self._coming.values() if each.whole), None)
+                if coming is None:
+                    return
+                cache, whole = next(iter(coming.whole.items()))
+            left -= sum(memory.nbytes for memory in whole.arrays)
+            made = restored(whole)
+            with self._changed:
+                coming.made[cache] = made
+                del coming.whole[cache]
+
+    def take(self, transfer: int) -> dict[int, Any]:
+        """The caches of `transfer` that this member keeps; None for those that hold no arrays.
 
         Raises:
             WireError: it is not complete.
         """
         with self._changed:
             coming = self._coming.pop(transfer, None)
-        if coming is None or coming.whole is None:
+        if coming is None or not coming.complete:
             raise WireError(f"transfer {transfer} is to become a sequence, and is not here")
-        return coming.whole
+        return coming.made | {cache: restored(whole) for cache, whole in coming.whole.items()}
 
     def drop(self, sequence: int) -> None:
         """What comes of a sequence is not wanted any more."""
@@ -167,6 +211,7 @@ class Arrivals:
         expected = header.type is not KVType.BEGIN or self._expected(header.epoch, header.number // PARTS)
         if header.epoch > sender.assembler.epoch:
             sender.assembler.advance(header.epoch)
+            sender.filled.clear()
         if not expected:
             return sender.assembler.refuse(kv.transfer_of(header), Why.EPOCH, "nobody waits for it any more").message
         event = sender.assembler.add(payload)
@@ -175,6 +220,7 @@ class Arrivals:
         if isinstance(event, Complete):
             return self._complete(sender, event)
         if isinstance(event, Abandoned):
+            sender.filled.pop(event.transfer.number, None)
             log.info("transfer %d of %s was given up: %s", event.transfer.number, sender.name, event.detail)
             return None
         return event.message
@@ -190,38 +236,48 @@ class Arrivals:
                     return False
         return False
 
+    def _filled(self, sender: Sender, transfer: Transfer, cache: int, layer: ArrivedLayer) -> None:
+        """All that a sender has of a cache is here; if the others have brought theirs, the cache is put together."""
+        if cache not in sender.wanted:
+            raise WireError(f"cache {cache} has come, which this member did not ask for")
+        sender.filled.setdefault(transfer.number, set()).add(cache)
+        with self._changed:
+            coming = self._wanted(transfer)
+            if coming is None:
+                return
+            came = coming.parts.setdefault(cache, {})
+            came[sender.name] = layer
+            givers = [each for each in self._senders[sender.instance].values() if cache in each.wanted]
+            if any(each.name not in came for each in givers):
+                return
+            del coming.parts[cache]
+        share = self._own[cache]
+        assert share is not None
+        whole = put_together(share, [(each.wanted[cache], came[each.name]) for each in givers])
+        with self._changed:
+            coming.whole[cache] = whole
+
     def _complete(self, sender: Sender, event: Complete) -> bytes:
         """All that one sender calls a transfer is here; it may send several, of different heads."""
-        number = event.transfer.number // PARTS
+        brought = sender.filled.pop(event.transfer.number, set())
         with self._changed:
-            coming = self._coming.get(number) if event.transfer.epoch == self._epoch else None
+            coming = self._wanted(event.transfer)
             if coming is None:
                 return kv.encode_refuse(event.transfer, Why.GIVEN_UP, "nobody waits for it any more")
-            if event.transfer.tokens != (0, coming.length):
-                raise WireError(f"a transfer of tokens {tuple(event.transfer.tokens)}, {coming.length} are due")
-            if odd := event.layers.keys() - sender.wanted.keys():
-                raise WireError(f"cache {min(odd)} has come, which this member did not ask for")
-            coming.parts.setdefault(sender.name, {}).update(event.layers)
-            coming.nbytes += sum(memory.nbytes for layer in event.layers.values() for memory in layer.arrays)
+            coming.brought.setdefault(sender.name, set()).update(brought)
             senders = self._senders[sender.instance].values()
-            if any(coming.parts.get(each.name, {}).keys() != each.wanted.keys() for each in senders if each.wanted):
+            if any(coming.brought.get(each.name, set()) != each.wanted.keys() for each in senders if each.wanted):
                 return event.ack
-        whole = self._put_together(coming, sender.instance)
-        with self._changed:
-            if self._coming.get(number) is not coming:
-                return event.ack
-            coming.whole, coming.parts = whole, {}
-        self._landed(event.transfer.epoch, number)
+            coming.complete = True
+        self._landed(event.transfer.epoch, event.transfer.number // PARTS)
         return event.ack
 
-    def _put_together(self, coming: Coming, instance: str) -> dict[int, Whole]:
-        found = {}
-        for cache, share in enumerate(self._own):
-            if share is not None:
-                senders = [each for each in self._senders[instance].values() if cache in each.wanted]
-                came = [(each.wanted[cache], coming.parts[each.name][cache]) for each in senders]
-                found[cache] = put_together(share, came)
-        return found
+    def _wanted(self, transfer: Transfer) -> Coming | None:
+        """What is here of what a transfer is a part of; None where nobody waits for it any more."""
+        coming = self._coming.get(transfer.number // PARTS) if transfer.epoch == self._epoch else None
+        if coming is not None and transfer.tokens != (0, coming.length):
+            raise WireError(f"a transfer of tokens {tuple(transfer.tokens)}, {coming.length} are due")
+        return coming
 
 
 def _memory(_transfer: Transfer, _layer: int, _index: int, spec: ArraySpec) -> memoryview:
