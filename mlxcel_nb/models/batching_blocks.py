@@ -80,11 +80,13 @@ def cut(caches: list[Any], begin: int, end: int, *, slot: int | None = None) -> 
         caches: `reusable` ones, of one sequence, or of several of which `slot` is meant.
     """
     layers: list[Pair] = []
+    row, padding = slot or 0, None if slot is not None else 0
     for cache in every(caches):
         if cache.keys is None:
             layers.append(None)
             continue
-        row, padding = (0, 0) if slot is None else (slot, cache.left_padding.tolist()[slot])
+        if padding is None:  # in all layers the same
+            padding = cache.left_padding.tolist()[row]
         keys, values = (x[row : row + 1, :, padding + begin : padding + end] for x in (cache.keys, cache.values))
         layers.append((keys, values))
     return packed(end - begin, layers)

@@ -7,6 +7,7 @@ fits; which sequence comes or goes is the scheduler's.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -17,12 +18,16 @@ from mlxcel_nb.scheduling.kv_budget import Batch, KvBudget, Use
 from mlxcel_nb.scheduling.limits import Limits
 from mlxcel_nb.scheduling.places import Places
 from mlxcel_nb.scheduling.prefix_tree import Node, PrefixTree
-from mlxcel_nb.scheduling.sequence import Sequence, State
+from mlxcel_nb.scheduling.sequence import Leaving, Sequence, State
 from mlxcel_nb.scheduling.step_plan import BLOCK, Adopt, Expect, Hand, Keep, Land, Open, Restore
 
 READERS = 4
 """Prompts of one owner that are read at a time: a short one need not wait for a long one, nor everybody for all. Of
 short ones as many as a step can read."""
+
+KEPT_AT_ONCE = 8
+"""Blocks that a step keeps while somebody makes tokens, who waits for the copies: of SmolLM2-135M one takes a core a
+millisecond or two, and a long prompt has fifty."""
 
 
 def span(sequence: Sequence) -> int:
@@ -169,7 +174,8 @@ class Home:
     def could_read(self, sequence: Sequence) -> bool:
         """Whether a sequence's prompt may be read beside those of its owner that are being read.
 
-        It waits for one that begins alike, beyond what is kept, to begin with its blocks.
+        It waits for one that begins alike, beyond what is kept, to begin with its blocks: of its owner's, and of all
+        that are to be kept.
         """
         if sequence.remote:
             return True
@@ -178,7 +184,7 @@ class Home:
         end = (len(self.known(sequence)) + 1) * BLOCK
         alike = self._reusable and len(sequence.tokens) > end
         return (short or len(owners) < READERS) and not (
-            alike and any(each.tokens[:end] == sequence.tokens[:end] for each in owners)
+            alike and any(each.tokens[:end] == sequence.tokens[:end] for each in [*owners, *self._unkept])
         )
 
     # -- prefixes
@@ -217,6 +223,7 @@ class Home:
                 self._open(sequence, len(sequence.tokens) - 1, draft)
                 sequence.state, sequence.cached = State.DECODE, len(sequence.tokens) - 1
                 sequence.transfer, sequence.landed = -1, False
+                self.read.append(sequence)
             elif not sequence.remote:
                 self._begin(sequence, self.known(sequence), draft)
             elif sequence.transfer < 0:
@@ -244,11 +251,30 @@ class Home:
         """The plan is complete: what it restores from may go with the next one."""
         self._restoring.close()
 
-    def keep(self, sequence: Sequence, draft: Draft) -> None:
-        """Keep the blocks of what is in its caches, from the first one on, as many as there is room for."""
-        if self._reusable:
-            for begin, block in self._grow(sequence.tokens[: sequence.cached], draft):
-                draft.keep[block] = Keep(sequence.number, begin, block, self.number)
+    def keep(self, draft: Draft) -> None:
+        """Keep blocks of what has been read, and of those who have their answer, who stay until that is done."""
+        waited_for = any(each.decodes for each in self.running) and self.fits(self.running)
+        left = KEPT_AT_ONCE if waited_for else sys.maxsize
+        for sequence in [each for each in self._unkept if each.leaving is None or not each.in_flight]:
+            if (kept := self._keep(sequence, draft, left)) == left:
+                return
+            left -= kept
+            if sequence.leaving is Leaving.KEEP:
+                sequence.leaving = Leaving.DROP
+            self.forget(sequence)
+
+    @property
+    def _unkept(self) -> list[Sequence]:
+        """Who has been read, or has its answer, and is to be kept for others."""
+        return [*self.read, *(each for each in self.running if each.leaving is Leaving.KEEP)]
+
+    def _keep(self, sequence: Sequence, draft: Draft, most: int) -> int:
+        """Keep the next blocks of what is in its caches, as many as there is room for, at most `most`; how many."""
+        if not self._reusable:
+            return 0
+        found = list(self._grow(sequence.tokens[: sequence.cached], draft, most))
+        draft.keep |= {block: Keep(sequence.number, begin, block, self.number) for begin, block in found}
+        return len(found)
 
     def adopt(self, adoption: Adoption, draft: Draft) -> None:
         """Keep blocks that come from elsewhere, as many as there is room for."""
@@ -258,13 +284,17 @@ class Home:
                 draft.adopt[block] = Adopt(adoption.transfer, begin // BLOCK, block, self.number)
                 adoption.kept += 1
 
-    def _grow(self, tokens: list[int], draft: Draft) -> Iterator[tuple[int, int]]:
-        """The blocks of `tokens` that were not kept and now are, as many as there is room for: first token, number."""
+    def _grow(self, tokens: list[int], draft: Draft, count: int = sys.maxsize) -> Iterator[tuple[int, int]]:
+        """The blocks of `tokens` that were not kept and now are, as many as there is room for: first token, number.
+
+        Args:
+            count: of them, at most.
+        """
         path = self._tree.match(tokens)
         most = self.budget.beside(self._batches(self.running))
         with ExitStack() as held:
             held.enter_context(self._tree.holding(path))
-            for begin in range(len(path) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
+            for begin in range(len(path) * BLOCK, len(tokens) - BLOCK + 1, BLOCK)[:count]:
                 if not self._evict(most - 1, draft):
                     return
                 node = self._tree.add(path, tuple(tokens[begin : begin + BLOCK]), self._new_block())

@@ -238,7 +238,7 @@ class Scheduler:
         for home in self._homes:
             if self._forget:
                 home.clear(draft)
-            self._keep(home, draft)
+            home.keep(draft)
         for adoption in self._adoptions:
             self._homes[adoption.home].adopt(adoption, draft)
         self._adoptions.clear()
@@ -259,13 +259,6 @@ class Scheduler:
         self._send(step, draft, rows)
         return draft.plan(step)
 
-    def _keep(self, home: Home, draft: Draft) -> None:
-        """Blocks of prompts that have been read, and of sequences that have their answer."""
-        ended = [each for each in home.running if each.leaving is Leaving.KEEP and not each.in_flight]
-        for sequence in home.read + ended:
-            home.keep(sequence, draft)
-        home.read.clear()
-
     def _put_back(self, home: Home, draft: Draft) -> None:
         """Make room for everybody's next step: without blocks, and if need be without who came last."""
         staying = [each for each in home.running if each.leaving is None]
@@ -281,7 +274,7 @@ class Scheduler:
         for home in self._homes:
             for sequence in [each for each in home.running if each.leaving is not None]:
                 crowded |= sequence.leaving is Leaving.AGAIN
-                if sequence.in_flight:
+                if sequence.in_flight or sequence.leaving is Leaving.KEEP:
                     continue
                 home.go(sequence, draft)
                 if sequence.leaving is Leaving.AGAIN:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mlxcel_nb.scheduling.home import KEPT_AT_ONCE
 from mlxcel_nb.scheduling.sequence import State
 from mlxcel_nb.scheduling.step_plan import BLOCK
 from tests.scheduling.ranks import plain
-from tests.scheduling.steps import answer, long, plan, request, run, scheduler
+from tests.scheduling.steps import answer, decoding, long, plan, request, run, scheduler
 
 
 def test_the_next_turn_of_a_chat_begins_with_the_blocks_of_the_last() -> None:
@@ -57,6 +58,52 @@ def test_the_count_of_reused_tokens_is_honest(reusable: bool) -> None:
     assert read + sequence.reused == 100
     moved = any(step.keep or step.restore for step in plans)
     assert moved == bool(one.blocks) == reusable
+
+
+LONG = [1 + each * each % 150 for each in range(30 * BLOCK)]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_while_somebody_makes_tokens_a_step_keeps_a_few_blocks_of_another(ends: bool) -> None:
+    """Copies take time: who has read a long prompt is kept over some steps, and stays until then if it ends."""
+    one = scheduler(mixed=True)
+    decoding(one, request(3, max_tokens=100))
+    (second,) = decoding(one, request(*LONG, max_tokens=100))
+    if ends:
+        one.finish(second)
+    alike, kept = one.add(request(*LONG, 5), 0.0), []
+    while sum(kept) < 30:
+        step = plan(one)
+        kept.append(len(step.keep))
+        assert bool(step.restore) == (sum(kept) == 30)
+        assert (second.number in step.drop) == (ends and sum(kept) == 30)
+        answer(one, step)
+    assert kept == [KEPT_AT_ONCE] * 3 + [30 - 3 * KEPT_AT_ONCE]
+    assert alike.reused == 30 * BLOCK, "it has waited for the last of them"
+
+
+def test_when_nobody_waits_all_is_kept_at_once() -> None:
+    one = scheduler()
+    _, plans = run(one, request(*LONG, max_tokens=1))
+    assert max(len(step.keep) for step in plans) == 30
+
+
+def test_of_what_was_read_elsewhere_blocks_are_kept_as_well() -> None:
+    one = scheduler()
+    decoding(one, request(3, max_tokens=200))
+    brought = one.add(request(*LONG, max_tokens=50, remote=True), 0.0)
+    step = plan(one)
+    assert [each.sequence for each in step.expect] == [brought.number]
+    answer(one, step)
+    one.made_elsewhere(brought, 7)
+    one.landed(brought)
+    kept = 0
+    while not kept or one.blocks < 30:
+        step = plan(one)
+        assert len(step.keep) <= KEPT_AT_ONCE
+        kept += len(step.keep)
+        answer(one, step)
+    assert kept == 30 and not brought.over
 
 
 def test_others_do_not_wait_for_one_that_begins_as_what_is_being_read() -> None:
