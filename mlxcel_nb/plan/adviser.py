@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mlxcel_nb.cluster.layout import LayerRange, Layout, Sizes, check_alone, split_evenly
 from mlxcel_nb.errors import ConfigError
+from mlxcel_nb.plan.apart import ANSWER, apart
 from mlxcel_nb.plan.capacity import LONGEST
 from mlxcel_nb.plan.estimate import PROCESS, Links, Load, NodePlan, Placement, Times, node_plan, times
 from mlxcel_nb.plan.experts import dense
@@ -21,9 +22,6 @@ from mlxcel_nb.util.units import bytes_text, figure
 
 MUCH_FASTER = 1.25
 """An estimate is rough; a layout is called faster from here on."""
-
-LONG_PROMPT = 1024
-"""Tokens; while one is read, every other answer on these nodes waits about a second or more."""
 
 
 @dataclass(frozen=True)
@@ -288,12 +286,19 @@ def _why(
         if single is not None:
             why.append(f"One node is not enough: {single.why_not}.")
         why += _why_split(best, judged, nodes, links)
-    if load.sequences > 1 and load.prompt >= LONG_PROMPT and len(nodes) > 1:
+    if (groups := apart(best.times, load, _copies(best, nodes))) is not None:
         why.append(
-            f"Prompts of {load.prompt} tokens hold other answers up while they are read. Nodes for prefill apart from "
-            "those that decode would end that; this release does not have them yet."
+            f"A prompt takes {groups.read_s:.1f} s to be read, while others get tokens at half the pace. --prefill "
+            f"{groups.prefill} --decode {groups.decode} ends that, for {groups.share:.0%} of the requests a second "
+            f"that these nodes would answer as replicas, with answers of {ANSWER} tokens."
         )
     return why
+
+
+def _copies(best: Judged, nodes: Sequence[Node]) -> int:
+    """How many groups of nodes can each have the model like `best`; one, where not every node has room for any part."""
+    most = max(part.node.memory - part.left for part in best.parts)
+    return len(nodes) // best.layout.size if all(node.memory >= most for node in nodes) else 1
 
 
 def _why_split(best: Judged, judged: Sequence[Judged], nodes: Sequence[Node], links: Links) -> list[str]:
