@@ -29,9 +29,12 @@ BULK = 64 << 20
 RUN_S = 120.0
 STREAM = SamplingParams(max_tokens=1200, ignore_eos=True)
 ONE = SamplingParams(max_tokens=1, ignore_eos=True)
-TWO = SamplingParams(max_tokens=2, ignore_eos=True)
+FEW = SamplingParams(max_tokens=8, ignore_eos=True)
+"""So that what the reader says of the sending has come before the answer ends."""
 IDLE_GAPS = 60
 TOGETHER = 8
+LONG_ANSWER = SamplingParams(max_tokens=160, ignore_eos=True)
+"""Longer than it takes to read all of so many prompts."""
 
 
 @contextlib.contextmanager
@@ -51,7 +54,7 @@ def _row(figure: str, values: list[float], **limit: Any) -> dict[str, Any]:
 
 def hidden(cluster: Cluster, prompts: Prompts, times: int) -> list[dict[str, Any]]:
     """Of long prompts: the share of the transfer that was sent while they were read, and what was left afterwards."""
-    answers = [cluster.generate(prompts.text(LONG), TWO) for _ in range(times)]
+    answers = [cluster.generate(prompts.text(LONG), FEW) for _ in range(times)]
     shares = [_told(answer).transfer_hidden or 0.0 for answer in answers]
     late = [1000 * (_told(answer).transfer_s or 0.0) for answer in answers]
     return [
@@ -130,7 +133,7 @@ def evenness(split: dict[str, Any], count: int, prompts: Prompts, times: int) ->
             idle = statistics.median(_gaps(moments[: IDLE_GAPS + 1]))
             began = time.perf_counter()
             for _ in range(4):
-                cluster.generate(prompts.text(LONG), TWO)
+                cluster.generate(prompts.text(LONG), FEW)
             until = time.perf_counter()
             assert not ended.is_set(), "the stream ended before the prompts were read"
             stream.cancel()
@@ -159,7 +162,7 @@ def _gaps(moments: list[float]) -> list[float]:
 def together(cluster: Cluster, prompts: Prompts) -> float:
     """Rows of the widest decode step, when so many come at once."""
     texts = [prompts.text(200) for _ in range(TOGETHER)]
-    answers = cluster.generate_all(texts, SamplingParams(max_tokens=48, ignore_eos=True))
+    answers = cluster.generate_all(texts, LONG_ANSWER)
     assert all(answer.handover is not None for answer in answers)
     told = cluster._running().ask("engine-1", {"type": "spans", "since": 0})["spans"]
     steps = [span for span in read_spans(told["data"]) if span.kind == Kind.COMPUTE and not span.prefill]

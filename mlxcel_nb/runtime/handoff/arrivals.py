@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from mlxcel_nb.errors import WireError
 from mlxcel_nb.models.cache_parts import Whole, put_together, restored
 from mlxcel_nb.plan.recutting import Holdings, Want, wants
+from mlxcel_nb.util.chunks import Chunks
 from mlxcel_nb.util.log import get_logger
 from mlxcel_nb.wire import kv
-from mlxcel_nb.wire.kv import ArraySpec, KVType, Transfer, Why
+from mlxcel_nb.wire.kv import KVType, Transfer, Why
 from mlxcel_nb.wire.kv_assembler import Abandoned, ArrivedLayer, Complete, KVAssembler
 
 log = get_logger("runtime.handoff")
@@ -74,6 +73,7 @@ class Sender:
     name: str
     assembler: KVAssembler
     wanted: dict[int, Want]
+    chunks: Chunks
     filled: dict[int, set[int]] = field(default_factory=dict)
     """By transfer that is under way, the caches that are here."""
 
@@ -121,11 +121,13 @@ class Arrivals:
 
     def _sender(self, instance: str, name: str, wanted: Sequence[Want]) -> Sender:
         layers = range(len(self._own))
+        chunks = Chunks()
         assembler = KVAssembler(
-            model=self._model, layers=layers, limit=self._limit, place=_memory,
+            model=self._model, layers=layers, limit=self._limit,
+            place=lambda _transfer, _layer, _index, spec: chunks.take(spec.nbytes),
             filled=lambda transfer, cache, layer: self._filled(sender, transfer, cache, layer),
         )  # fmt: skip
-        sender = Sender(instance, name, assembler, {want.cache: want for want in wanted})
+        sender = Sender(instance, name, assembler, {want.cache: want for want in wanted}, chunks)
         return sender
 
     def sender(self, instance: str, name: str) -> Sender:
@@ -260,6 +262,7 @@ class Arrivals:
     def _complete(self, sender: Sender, event: Complete) -> bytes:
         """All that one sender calls a transfer is here; it may send several, of different heads."""
         brought = sender.filled.pop(event.transfer.number, set())
+        sender.chunks.let_go()
         with self._changed:
             coming = self._wanted(event.transfer)
             if coming is None:
@@ -278,8 +281,3 @@ class Arrivals:
         if coming is not None and transfer.tokens != (0, coming.length):
             raise WireError(f"a transfer of tokens {tuple(transfer.tokens)}, {coming.length} are due")
         return coming
-
-
-def _memory(_transfer: Transfer, _layer: int, _index: int, spec: ArraySpec) -> memoryview:
-    """Where an array goes: the system gives what is written to."""
-    return memoryview(np.empty(spec.nbytes, np.uint8))
