@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -50,12 +50,15 @@ def as_bytes(x: mx.array) -> memoryview:
     return memoryview(memory.reshape(-1).view(np.uint8)) if memory.size else memoryview(b"")
 
 
-def copied(x: mx.array) -> memoryview:
-    """The elements of `x`, in C order, in memory of their own. Evaluates `x`."""
+def copied(x: mx.array, take: Callable[[int], memoryview]) -> memoryview:
+    """The elements of `x`, in C order, in memory that `take` gives. Evaluates `x`."""
     view = x.view(mx.uint16) if x.dtype == mx.bfloat16 else x
     mx.eval(view)
-    memory = np.array(np.array(view, copy=False), order="C")
-    return memoryview(memory.reshape(-1).view(np.uint8)) if memory.size else memoryview(b"")
+    elements = np.array(view, copy=False)
+    memory = take(elements.nbytes)
+    if elements.size:
+        np.frombuffer(memory, elements.dtype).reshape(elements.shape)[...] = elements
+    return memory
 
 
 def from_bytes(data: memoryview | bytes | bytearray, dtype: str, shape: Sequence[int]) -> mx.array:

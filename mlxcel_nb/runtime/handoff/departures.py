@@ -23,6 +23,7 @@ from mlxcel_nb.plan.recutting import Holdings, Want
 from mlxcel_nb.runtime.handoff.account import Account
 from mlxcel_nb.runtime.handoff.arrivals import PARTS
 from mlxcel_nb.scheduling.step_plan import Hand
+from mlxcel_nb.util.chunks import Chunks
 from mlxcel_nb.wire.kv import BY_TOKEN, ArraySpec, Layout, Range, Transfer, Why
 from mlxcel_nb.wire.kv_sender import KVSender
 
@@ -91,6 +92,7 @@ class Departure:
 
     def __init__(self, hand: Hand, streams: Sequence[_Stream], own: Holdings, encoding: str) -> None:
         self.hand = hand
+        self._chunks = Chunks()
         self._read, self._before = time.monotonic(), 0
         self._own = own
         self._encoding = encoding
@@ -157,7 +159,7 @@ class Departure:
                 continue
             parts = cut_out(state, share, want)
             specs = [self._spec(state, spec, tuple(x.shape)) for spec, x in zip(state.specs, parts, strict=True)]
-            stream.layer(number, state, specs, [(copied(x), begin) for x in parts])
+            stream.layer(number, state, specs, [(copied(x, self._chunks.take), begin) for x in parts])
 
     def _spec(self, state: LayerState, spec: ArraySpec, dims: tuple[int, ...]) -> ArraySpec:
         """An array as the receiver will have it: of caches with a slot for each token all of these."""
