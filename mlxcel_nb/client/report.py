@@ -14,6 +14,9 @@ from mlxcel_nb.util.units import bytes_text, figure
 SHOWN = 60
 """Characters of an answer in its `repr`, which is one line."""
 
+SEEN_S = 0.01
+"""A shorter wait in the queue is not told."""
+
 
 class Likelihood(NamedTuple):
     """How likely a token was, before penalties, temperature and cuts.
@@ -54,6 +57,7 @@ class Handover:
     Args:
         prefill_s: from asking for it to the first token.
         transfer_s: what was still on its way then; the rest of it was hidden behind the reading.
+        decode_s: from when all was there to the first token made by the group that answers.
         transfer_bytes, transfer_sent_bytes: of keys and values, and of the messages that carried them.
         transfer_hidden: the share of what was sent that went while the prompt was read.
         transfer_error: the largest relative error of what was rounded, where something was.
@@ -62,6 +66,7 @@ class Handover:
 
     prefill_s: float | None = None
     transfer_s: float | None = None
+    decode_s: float | None = None
     transfer_bytes: int | None = None
     transfer_sent_bytes: int | None = None
     transfer_hidden: float | None = None
@@ -125,7 +130,9 @@ class Completion:
         if (handover := self.handover) is not None and handover.prefill_s is not None:
             came = f"{bytes_text(handover.transfer_sent_bytes)} " if handover.transfer_sent_bytes else ""
             later = f"{came}{1000 * (handover.transfer_s or 0):.0f} ms later here"
-            parts.append(f"read elsewhere in {handover.prefill_s:.2f} s, {later}")
+            then = "" if handover.decode_s is None else f", next token after {1000 * handover.decode_s:.0f} ms"
+            waited = f"{timings.queue_s:.2f} s in the queue, " if (timings.queue_s or 0) >= SEEN_S else ""
+            parts.append(f"{waited}read elsewhere in {handover.prefill_s:.2f} s, {later}{then}")
         whose = "" if self.replica is None else f"replica {self.replica}{' after a loss' if self.moves else ''}"
         return " · ".join([*parts, *filter(None, [self.layout, whose]), self.finish_reason])
 

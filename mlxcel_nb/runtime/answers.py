@@ -85,6 +85,14 @@ class Clock:
     received: float
     started: float | None = None
     first_token: float | None = None
+    second_token: float | None = None
+
+    def token(self, now: float) -> None:
+        """There is another."""
+        if self.first_token is None:
+            self.first_token = now
+        elif self.second_token is None:
+            self.second_token = now
 
     def timings(self, prompt_tokens: int, made: int) -> dict[str, float | None]:
         now = time.monotonic()

@@ -327,8 +327,7 @@ class Engine:
     def _said(self, active: Active, sampled: Sampled, now: float) -> str | None:
         """Send what a token makes of the text; the reason when it is the last."""
         answer = active.answer
-        if active.clock.first_token is None:
-            active.clock.first_token = now
+        active.clock.token(now)
         if active.ending.ends(sampled.token):
             answer.tokens += 1
             return "stop"
@@ -393,7 +392,7 @@ class Engine:
             },
             timings=active.clock.timings(len(active.prompt), active.answer.tokens - len(order.made or ())),
             layout=self._instance.layout.name,
-            **facts(active.fetch),
+            **facts(active.fetch, active.clock.second_token),
             **more,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,22 @@ def test_a_completion_is_its_text_and_its_figures_are_a_line() -> None:
     shown = done._repr_mimebundle_()
     assert shown["text/plain"] == f"{done.text}\n1 token · stop"
     assert "&lt;b&gt;Paris" in shown["text/html"] and "<b>" not in shown["text/html"]
+
+
+def test_what_was_read_elsewhere_says_where_the_time_went() -> None:
+    """Queue, reading, what came after it, and the first step here: in the figures, and one by one."""
+    wire = Wire()
+    told = {"prefill_s": 1.9, "transfer_s": 0.004, "decode_s": 0.06, "transfer_sent_bytes": 27_700_000, "of_later": 1}
+    wire.say("delta", 0, "a", (1,))
+    timings = {"queue_s": 0.42, "ttft_s": 2.32}
+    wire.say("end", 1, "", (), finish_reason="stop", timings=timings, handoff=told, usage={"generation_tokens": 9})
+    list(wire.stream)
+    done = wire.stream.completion
+    assert done is not None and done.handover is not None and done.handover.decode_s == 0.06
+    assert "0.42 s in the queue, read elsewhere in 1.90 s, 27.7 MB 4 ms later here, next token after 60 ms" in repr(
+        done
+    )
+    assert "queue" not in replace(done, timings=replace(done.timings, queue_s=0.001)).figures
 
 
 def test_no_delta_is_empty() -> None:

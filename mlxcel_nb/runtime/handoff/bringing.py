@@ -165,8 +165,12 @@ class Bringing:
             self._scheduler.read_here(fetch.sequence)
 
 
-def facts(fetch: Fetch | None) -> dict[str, Any]:
-    """What there is to say of how a prompt was read elsewhere; nothing, where it was not."""
+def facts(fetch: Fetch | None, second_s: float | None) -> dict[str, Any]:
+    """What there is to say of how a prompt was read elsewhere; nothing, where it was not.
+
+    Args:
+        second_s: when the first token came that was made here.
+    """
     if fetch is None or fetch.first_s is None or fetch.landed_s is None:
         return {}
     account = fetch.account
@@ -174,6 +178,8 @@ def facts(fetch: Fetch | None) -> dict[str, Any]:
         "prefill_s": fetch.first_s - fetch.asked_s,
         "transfer_s": max(0.0, fetch.landed_s - fetch.first_s),
     }
+    if second_s is not None:
+        told["decode_s"] = second_s - max(fetch.first_s, fetch.landed_s)
     if account is not None:
         hidden = account.before / account.sent if account.sent else 0.0
         told |= {
