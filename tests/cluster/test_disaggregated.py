@@ -3,6 +3,7 @@ either, the text is that of one process or there is an error that says why."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ from mlxcel_nb.client.cluster import Cluster
 from mlxcel_nb.client.report import Completion
 from mlxcel_nb.client.verifying import verify
 from mlxcel_nb.display.reports import load_view, status_view
-from mlxcel_nb.errors import ConfigError, EngineLost, PeerLost
+from mlxcel_nb.errors import ClusterError, ConfigError, EngineLost, PeerLost
 from mlxcel_nb.models.params import SamplingParams
 from tests.cluster.harness import activity, nothing_left, on_engine, pid_of, this_node, wait_until
 from tests.tiny import make_tiny
@@ -51,6 +52,14 @@ def alone(engines: Cluster, tiny: str) -> dict[int, Completion]:
     return answers
 
 
+@pytest.fixture(autouse=True)
+def unloaded(engines: Cluster) -> Iterator[None]:
+    """A test that fails leaves no model behind."""
+    yield
+    with contextlib.suppress(ClusterError):  # none is loaded
+        engines.unload()
+
+
 def idle(cluster: Cluster) -> None:
     nodes = [node.node_id for node in cluster.nodes]
     wait_until(lambda: {activity(cluster, node) for node in nodes} == {"idle"}, deadline_s=20, what="idle engines")
@@ -66,7 +75,18 @@ def test_tensor_ranks_of_any_number_hand_over_to_any_number(
     for length, expected in alone.items():
         answer = engines.generate(prompt(length), PARAMS)
         assert answer.token_ids == expected.token_ids
-        assert answer.handover is not None and answer.handover.transfer_bytes
+        assert answer.handover is not None
+    engines.unload()
+
+
+def test_an_answer_says_what_became_of_its_prompt(engines: Cluster, tiny: str) -> None:
+    """Of a short one not all may be there: what the readers have to say comes after what they send."""
+    engines.load(tiny, prefill=1, decode=1, prefill_layout="tp2", prefill_from=0)
+    told = engines.generate(prompt(700), LONG).handover
+    assert told is not None and told.transfer_bytes == 700 * 2 * 4 * 8 * 5 * 4, "keys and values of 4 heads, 5 layers"
+    assert told.transfer_sent_bytes and told.transfer_bytes < told.transfer_sent_bytes < 1.1 * told.transfer_bytes
+    assert told.transfer_hidden is not None and 0 < told.transfer_hidden <= 1 and told.transfer_encoding == "plain"
+    assert min(told.prefill_s or 0, told.decode_s or 0) > 0 and (told.transfer_s or 0) >= 0
     engines.unload()
 
 
