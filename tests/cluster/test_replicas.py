@@ -195,13 +195,17 @@ def test_a_replica_that_has_fallen_silent_is_passed_by_before_it_counts_as_dead(
 @pytest.mark.timeout(120)
 def test_an_answer_that_another_replica_goes_on_with_is_what_it_would_have_been(tiny: str) -> None:
     """Drawn by chance, with log-probabilities, a stop string that spans the loss, and a form that it has to keep to."""
-    drawn = SamplingParams(max_tokens=600, temperature=1.0, seed=5, logprobs=2, ignore_eos=True)
+    draws = [
+        SamplingParams(max_tokens=600, temperature=1.0, seed=n, logprobs=2, ignore_eos=True) for n in range(10, 30)
+    ]
     formed = SamplingParams(max_tokens=600, temperature=1.0, seed=6, regex="[a-z ]{590,}")
     with nothing_left(Cluster(2, threads=1)) as cluster:
         cluster.load(tiny, dp=2)
-        alone = [cluster.generate("x", params) for params in (drawn, formed)]
-        end = alone[0].text[-9:]
-        stopped = replace(drawn, stop=(end,))
+        made = ((params, cluster.generate("x", params)) for params in draws)
+        # One whose last characters do not come until it is half through: all are under way when one replica is lost.
+        drawn, whole = next((params, done) for params, done in made if done.text.find(done.text[-9:]) > 300)
+        alone = [whole, cluster.generate("x", formed)]
+        stopped = replace(drawn, stop=(whole.text[-9:],))
         wanted = [*alone, cluster.generate("x", stopped)]
         streams = [cluster.stream("x", params) for params in (drawn, formed, stopped)]
         for stream in streams:
