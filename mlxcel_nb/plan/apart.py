@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from mlxcel_nb.plan.estimate import Load, Times
 
 FELT_S = 1.0
-"""Seconds that a prompt takes to be read, from which on it is worth while. A shorter one is over before a reader has
-noticed, and the first token of one that is read elsewhere comes no sooner (docs/benchmarks.md, `disaggregated`)."""
+"""Seconds that a prompt takes to be read, from which on it is worth while: a judgement, which no measurement has
+confirmed yet. A shorter one is over before a reader has noticed."""
 
 ANSWER = 128
 """Tokens of an answer."""
